@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.clock import RoundClock
-from mmspec.core.control import Charged, Control, PutsOff
-from mmspec.core.draft_length.next_length import expect_start, next_length
+from mmspec.core.control import Charged, Control, PutsOff, expect_start, next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
 from mmspec.core.records import Committed, Step
 from mmspec.core.result import Generation, committed
-from mmspec.core.rows import ChangesRows, joined_pending, pending_rows, refuse_fixed_rows, rows_of
-from mmspec.core.stats import Stats
+from mmspec.core.rows.changes import ChangesRows, joined_pending, pending_rows, refuse_fixed_rows, rows_of
+from mmspec.core.stats import RoundClock, Stats
 from mmspec.utils.renamed import old_names
 
 if TYPE_CHECKING:

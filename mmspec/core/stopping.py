@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows import rows_of
+from mmspec.core.rows.changes import rows_of
 from mmspec.utils.devices import to_device
 
 Stop = Callable[[int, list[Any]], bool]
@@ -51,13 +51,13 @@ class DefaultStopping:
     joinable = True
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.left = rows_of(self.left, rows)
         for name in ("remaining", "outputs", "stops"):
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def join_rows(self, other: "DefaultStopping") -> None:
-        """Append the rows of another one with the same end values; see `core.rows.ChangesRows`. Stops get their rows' former numbers."""
+        """Append the rows of another one with the same end values; see `core.rows.changes`. Stops get their rows' former numbers."""
         self.left = torch.cat([self.left, other.left])
         for name in ("remaining", "outputs", "stops"):
             setattr(self, name, [*getattr(self, name), *getattr(other, name)])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
@@ -117,16 +117,16 @@ class GuidedSession:
 
     @property
     def joinable(self) -> bool:
-        """True once the guide's rows can change; see `core.rows.ChangesRows`."""
+        """True once the guide's rows can change; see `core.rows.changes.ChangesRows`."""
         refuse_fixed_rows(self.guide, "the drafter")
         return self.guide.joinable  # type: ignore[attr-defined]
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.guide.take_rows(rows)  # type: ignore[attr-defined]
 
     def join_rows(self, other: "GuidedSession") -> None:
-        """Append the rows of another session; see `core.rows.ChangesRows`."""
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.guide.join_rows(other.guide)  # type: ignore[attr-defined]
 
 
@@ -156,15 +156,15 @@ class ViewGuide:
 
     @property
     def joinable(self) -> bool:
-        """True once the target has run the prompt; see `core.rows.ChangesRows`. The target's session holds all state by row."""
+        """True once the target has run the prompt; see `core.rows.changes.ChangesRows`. The target's session holds all state by row."""
         return self.view.ready
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.view.change_rows()
 
     def join_rows(self, other: Any) -> None:
-        """Append the rows of another guide; see `core.rows.ChangesRows`."""
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         self.view.change_rows()
 
 

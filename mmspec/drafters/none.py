@@ -5,7 +5,7 @@ from typing import Any
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 
 
 @dataclass(frozen=True)

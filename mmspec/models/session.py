@@ -15,7 +15,7 @@ from mmspec.models.changed import replaced
 from mmspec.models.compat.output_head import drop_changed_head, head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting, StateCommit
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
-from mmspec.models.session_rows import SessionRows
+from mmspec.models.rows.session_rows import SessionRows
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
 
@@ -138,13 +138,17 @@ class HFSession(SessionRows):
         first, later = sizes
         size, most = first, first if self._continues(draft) else later  # columns the last forward may have
         while 0 < ids.shape[1] - self.bound and ids.shape[1] - self.bound + draft.size > most:
-            start, stop = self.bound, min(self.bound + size, ids.shape[1])
-            layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
-            self.ids[self._rows, layout.slots] = layout.ids
-            _, hidden = self._forward(layout, 1, captured=False)
-            found += [] if hidden is None else [hidden]
-            self.bound, size, most = stop, later, later
+            found += self._piece(ids[:, self.bound : self.bound + size], lengths, self.bound)
+            size = most = later
         return found
+
+    def _piece(self, ids: Tensor, lengths: Tensor, start: int) -> list[Tensor]:
+        """Run columns `ids` [B, M] of the prompt, from column `start` on. Returns their watched hidden states."""
+        stop = start + ids.shape[1]
+        layout = prompt_layout(ids, lengths, stop, self.cache.capacity - 1, start)
+        self.ids[self._rows, layout.slots], self.bound = layout.ids, stop
+        _, hidden = self._forward(layout, 1, captured=False)
+        return [] if hidden is None else [hidden]
 
     def _continues(self, draft: Draft) -> bool:
         """True if the draft's columns continue what is committed in the order of slots, in every row that is still generated."""

@@ -208,17 +208,17 @@ class SlotCache(Cache):
 
     @property
     def joinable(self) -> bool:
-        """True if all of it is slots; see `core.rows.ChangesRows`."""
+        """True if all of it is slots; see `core.rows.changes.ChangesRows`."""
         return not self.crossing_layers
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         for layer in self.slot_layers:
             if layer.is_initialized:
                 layer.take_rows(rows)
 
     def join_rows(self, other: "SlotCache") -> None:
-        """Append the rows of a cache of the same model; see `core.rows.ChangesRows`."""
+        """Append the rows of a cache of the same model; see `core.rows.changes.ChangesRows`."""
         most = max(self.capacity, other.capacity)
         self._resize(most)
         other._resize(most)

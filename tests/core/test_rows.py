@@ -12,7 +12,7 @@ from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Temperature, TopK, pipeline
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Committed
-from mmspec.core.rows import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.slot_cache import SlotCache
 

@@ -65,11 +65,11 @@ def measure(
         ValueError: for fewer than 2 requests.
         RuntimeError: if two runs commit different tokens.
     """
-    import mmspec
+    from mmspec.minis import load as load_mini
 
     if limit < 2:
         raise ValueError(f"limit is {limit}: percentiles need at least 2 requests")
-    mini, place = mmspec.load("text"), torch.device(device or "cpu")
+    mini, place = load_mini("text"), torch.device(device or "cpu")
     model, drafter = mini.target.to(place), mini.drafters["model"].to(place)
     requests = mixed_requests(mini, limit, seed)
     rows: list[dict[str, Any]] = []

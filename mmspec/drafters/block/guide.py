@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, pick, prompt_pairs, words_of
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFSession
@@ -140,17 +140,17 @@ class BlockGuide(RowState):
 
     @property
     def joinable(self) -> bool:
-        """True once the prompt is in the cache; see `core.rows.ChangesRows`."""
+        """True once the prompt is in the cache; see `core.rows.changes.ChangesRows`."""
         return self.filled and super().joinable
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         assert self.cache is not None
         self.cache.take_rows(rows)
         super().take_rows(rows)
 
     def join_rows(self, other: "BlockGuide") -> None:
-        """Append the rows of another guide; see `core.rows.ChangesRows`."""
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         assert self.cache is not None
         assert other.cache is not None
         self.cache.join_rows(other.cache)

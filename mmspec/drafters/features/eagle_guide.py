@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState, SessionRowState
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.reading import Columns, sight_of
 from mmspec.drafters.guided import Fresh, check_width, pick, prompt_pairs, words_of
 from mmspec.models.family import OwnValues
@@ -39,7 +39,7 @@ class EagleFeed(RowState):
 
     @property
     def joinable(self) -> bool:
-        """True for prompts without pictures, which are not read again; see `core.rows.ChangesRows`."""
+        """True for prompts without pictures, which are not read again; see `core.rows.changes.ChangesRows`."""
         return self.prompt.embeds is None and self.prompt.beside is None and self.prompt.gone is None
 
     def take(self, model: "FeatureNet", state: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from mmspec.core.records import PAD, Draft, Scored, Verdict
-from mmspec.core.rows import RowState, SessionRowState
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of
 from mmspec.models.compat.cache_name import CACHE, cache_keyword, cache_of

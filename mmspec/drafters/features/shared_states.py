@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, pick
 from mmspec.models.compat.shared_states import drafted, sharing_layers
 from mmspec.models.families.base import attention_mask

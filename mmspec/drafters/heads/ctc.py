@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 from mmspec.models.target import HFSession
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 from mmspec.models.target import HFSession
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import MtpLayer
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
 from mmspec.models.compat.cache_name import CACHE
@@ -245,17 +245,17 @@ class ChainGuide(RowState):
 
     @property
     def joinable(self) -> bool:
-        """True once every module has run the prompt; see `core.rows.ChangesRows`."""
+        """True once every module has run the prompt; see `core.rows.changes.ChangesRows`."""
         return bool(self.lanes) and all(lane.session.joinable for lane in self.lanes) and super().joinable
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         super().take_rows(rows)
         for lane in self.lanes:
             lane.session.take_rows(rows)
 
     def join_rows(self, other: "ChainGuide") -> None:
-        """Append the rows of another guide; see `core.rows.ChangesRows`."""
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         for mine, theirs in zip(self.lanes, other.lanes, strict=True):
             mine.session.join_rows(theirs.session)

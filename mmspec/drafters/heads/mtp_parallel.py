@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows import RowState, SessionRowState
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, prompt_pairs
 from mmspec.models.compat.cache_name import CACHE

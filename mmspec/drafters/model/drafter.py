@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
@@ -141,19 +141,19 @@ class ModelSession:
 
     @property
     def joinable(self) -> bool:
-        """True once the model has run its prompt; see `core.rows.ChangesRows`."""
+        """True once the model has run its prompt; see `core.rows.changes.ChangesRows`."""
         refuse_fixed_rows(self.session, "the drafter")
         return self.session.joinable
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.session.take_rows(rows)
         self.fed = self.origin = None
         self.waiting = None if self.waiting is None else (rows_of(self.waiting[0], rows), rows_of(self.waiting[1], rows))
         self.healthy = None if self.healthy is None else rows_of(self.healthy, rows)
 
     def join_rows(self, other: "ModelSession") -> None:
-        """Append the rows of another session; see `core.rows.ChangesRows`."""
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.session.join_rows(other.session)
         self.fed = self.origin = None
         if self.waiting is not None and other.waiting is not None:

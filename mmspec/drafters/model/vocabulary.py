@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.protocols import Target, TargetSession
 from mmspec.core.records import Draft, Scored
-from mmspec.core.rows import refuse_fixed_rows
+from mmspec.core.rows.changes import refuse_fixed_rows
 
 _IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabulary
 
@@ -164,14 +164,14 @@ class TranslatedSession:
 
     @property
     def joinable(self) -> bool:
-        """True once the model has run its prompt; see `core.rows.ChangesRows`."""
+        """True once the model has run its prompt; see `core.rows.changes.ChangesRows`."""
         refuse_fixed_rows(self.session, "the drafter")
         return self.session.joinable  # type: ignore[attr-defined]
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.session.take_rows(rows)  # type: ignore[attr-defined]
 
     def join_rows(self, other: "TranslatedSession") -> None:
-        """Append the rows of another session; see `core.rows.ChangesRows`."""
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.session.join_rows(other.session)  # type: ignore[attr-defined]

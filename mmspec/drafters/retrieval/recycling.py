@@ -10,7 +10,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import Level
 from mmspec.utils.devices import to_device

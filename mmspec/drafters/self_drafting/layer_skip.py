@@ -106,12 +106,12 @@ class SimilarGuide(ViewGuide):
         self.view.skip(skips_of(self.chosen, self.session))
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.chosen = [self.chosen[row] for row in rows]
         self.view.skip(skips_of(self.chosen, self.session))
 
     def join_rows(self, other: "SimilarGuide") -> None:
-        """Append the rows of another guide; see `core.rows.ChangesRows`."""
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         self.chosen = [*self.chosen, *other.chosen]
         self.view.skip(skips_of(self.chosen, self.session))
 

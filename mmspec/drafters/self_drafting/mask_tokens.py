@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import PAD, Draft, Scored, Verdict
-from mmspec.core.rows import RowState
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import check_width
 from mmspec.models.compat import is_stateful
 from mmspec.models.families.hybrid import HybridDecoder
@@ -88,7 +88,7 @@ class MaskGuide(RowState):
 
     @property
     def joinable(self) -> bool:
-        """True once the target has run the prompt; see `core.rows.ChangesRows`."""
+        """True once the target has run the prompt; see `core.rows.changes.ChangesRows`."""
         return self.view.ready
 
     def root(self, pending: Draft) -> Draft | None:

@@ -1,12 +1,16 @@
 """Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.core.records import Draft
+if TYPE_CHECKING:
+    from mmspec.core.records import Draft
+
+_PENDING = ("nodes", "parents", "start")  # what pending tokens hold by row under token-exact rules
 
 
 class ChangesRows(Protocol):
@@ -160,7 +164,7 @@ def joined(one: Tensor, other: Tensor, pad: int | float | bool = 0, left: bool =
     return torch.cat([one, other])
 
 
-def pending_rows(pending: Draft, rows: Sequence[int]) -> Draft:
+def pending_rows(pending: "Draft", rows: Sequence[int]) -> "Draft":
     """Select rows of the pending tokens.
 
     Args:
@@ -170,10 +174,10 @@ def pending_rows(pending: Draft, rows: Sequence[int]) -> Draft:
     Returns:
         A draft of these rows.
     """
-    return Draft(*(rows_of(part, rows) for part in (pending.nodes, pending.parents, pending.start)))
+    return replace(pending, **{name: rows_of(getattr(pending, name), rows) for name in _PENDING})
 
 
-def joined_pending(one: Draft, other: Draft) -> Draft:
+def joined_pending(one: "Draft", other: "Draft") -> "Draft":
     """Concatenate the pending tokens of two generations.
 
     Args:
@@ -182,8 +186,7 @@ def joined_pending(one: Draft, other: Draft) -> Draft:
     Returns:
         A draft of the rows of both.
     """
-    pairs = ((one.nodes, other.nodes), (one.parents, other.parents), (one.start, other.start))
-    return Draft(*(torch.cat(pair) for pair in pairs))
+    return replace(one, **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in _PENDING})
 
 
 def widened(found: Tensor, columns: int, pad: int | float | bool = 0, left: bool = True) -> Tensor:

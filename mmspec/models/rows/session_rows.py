@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.by_row import RowPipelines
-from mmspec.core.rows import changes_rows, joined, rows_of
-from mmspec.models.family import OwnScoring, Splitting
-from mmspec.models.layout import prompt_layout
+from mmspec.core.rows.changes import changes_rows, joined, rows_of
 
 if TYPE_CHECKING:
     from mmspec.models.session import HFSession
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class SessionRows:
-    """The part of `HFSession` that changes its rows; see `core.rows.ChangesRows`."""
+    """The part of `HFSession` that changes its rows; see `core.rows.changes.ChangesRows`."""
 
     target: "HFTarget"
     cache: "SlotCache"
@@ -36,7 +34,7 @@ class SessionRows:
         return begun and (self.state is None or self.state.joinable)
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows; see `core.rows.ChangesRows`."""
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.cache.take_rows(rows)
         self.lengths, self.ids = rows_of(self.lengths, rows), rows_of(self.ids, rows)
         if self.state is not None:
@@ -47,7 +45,7 @@ class SessionRows:
         self._measure()
 
     def join_rows(self, other: Self) -> None:
-        """Append the rows of another session; see `core.rows.ChangesRows`."""
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.cache.join_rows(other.cache)
         more = self.cache.capacity
         ids = [torch.nn.functional.pad(part, (0, more - part.shape[1])) for part in (self.ids, other.ids)]
@@ -73,7 +71,7 @@ class SessionRows:
         name = type(self.target.model).__name__
         if self.target.captured is not None:
             raise ValueError(f"{name} is captured for one number of rows, so that none can join: leave capture out")
-        if isinstance(self.target.family, OwnScoring) or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
+        if hasattr(self.target.family, "scored") or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
             raise ValueError(
                 f"{name} keeps more than keys and values of its own text, so that rows cannot join a running generation: "
                 "use mmspec.text.generate"
@@ -91,16 +89,12 @@ class SessionRows:
         """
         session: HFSession = self  # type: ignore[assignment]
         family = self.target.family
-        if self.context is None or not isinstance(family, Splitting) or isinstance(family, OwnScoring):
+        if self.context is None or not hasattr(family, "pieces") or hasattr(family, "scored"):  # as in `HFSession._prefill`
             return True
-        sizes, (ids, lengths) = family.pieces(self.target.model, self.state), self.context
+        sizes, (ids, lengths) = family.pieces(self.target.model, self.state), self.context  # type: ignore[attr-defined]
         if sizes is None or ids.shape[1] - session.bound <= columns:
             return True
         session.make_room(1)
         start, stop = session.bound, session.bound + min(columns, sizes[1])
-        layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
-        self.ids[session._rows, layout.slots] = layout.ids
-        _, hidden = session._forward(layout, 1, captured=False)
-        session.pieces += [] if hidden is None else [hidden]
-        session.bound = stop
+        session.pieces += session._piece(ids[:, start:stop], lengths, start)
         return ids.shape[1] - stop <= columns
