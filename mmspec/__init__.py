@@ -30,10 +30,12 @@ if TYPE_CHECKING:
     from mmspec import recsys, speech, text, vision
     from mmspec.bench.explain.explanation import Explanation
     from mmspec.minis import Mini
+    from mmspec.serving.engine import Engine
 else:
-    __getattr__, __dir__ = exports(__name__, {"recsys": "", "speech": "", "text": "", "vision": ""})
+    _MODULES = {"Engine": "serving.engine", "recsys": "", "speech": "", "text": "", "vision": ""}
+    __getattr__, __dir__ = exports(__name__, _MODULES)
 
-__all__ = ["explain", "load", "load_drafter", "recsys", "speech", "text", "vision"]
+__all__ = ["Engine", "explain", "load", "load_drafter", "recsys", "speech", "text", "vision"]
 
 
 def load(name: str) -> "Mini":

@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-FRONTS = ("mmspec", "mmspec.text", "mmspec.vision", "mmspec.speech", "mmspec.recsys", "mmspec.jobs")
+FRONTS = ("mmspec", "mmspec.text", "mmspec.vision", "mmspec.speech", "mmspec.recsys", "mmspec.jobs", "mmspec.serving")
 """Packages whose `__all__` is public API."""
 ENGINE = tuple(
     f"mmspec.core.{name}" for name in ("records", "decode", "noise", "control", "stats", "stopping", "accept_rule", "protocols", "result")

@@ -26,6 +26,7 @@ ROOMS = (
     ("train",),
     ("minis",),
     ("loading",),
+    ("serving",),
     ("jobs",),
     ("bench",),
     ("commands",),

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from mmspec.core.control import Control
-from mmspec.core.decode import next_length
+from mmspec.core.control import Control, next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import Drafter
 from mmspec.core.records import Committed, Draft

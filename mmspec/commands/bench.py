@@ -34,6 +34,7 @@ EXAMPLES = """Examples:
 _DRAFT_TOKENS, _LIMIT, _NEW, _REPEATS, _BATCH = 5, 8, 64, 3, 1
 _SUITE = "Suites"
 SUITES = {"real": "mmspec.bench.suites.real", "whisper": "mmspec.bench.suites.whisper", "gpu": "mmspec.bench.suites.gpu"}
+SUITES |= {"engine": "mmspec.bench.suites.engine"}
 """Name -> the module with its `measure(**options) -> dict` and `render(found) -> str`."""
 
 
@@ -63,7 +64,8 @@ def bench(
         str | None,
         common.option(
             _SUITE,
-            "A larger benchmark: real (models people use, eight kinds of prompts), whisper (recordings) or gpu (what needs a GPU).",
+            "A larger benchmark: real (models people use, eight kinds of prompts), whisper (recordings), gpu (what needs a GPU) or "
+            "engine (continuous batching).",
             metavar="NAME",
         ),
     ] = None,

@@ -1,11 +1,15 @@
-"""Controllers of the draft length: the protocol, and a fixed length. Adaptive ones are in `core.draft_length`."""
+"""Controllers of the draft length: the protocol, a fixed length, and the length of a round. Adaptive ones are in `core.draft_length`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mmspec.core.records import Committed
+from mmspec.core.protocols import CostlyStart, DraftSession, Matches, StoppingCriteria, TargetSession
+from mmspec.core.records import Committed, Draft
 from mmspec.utils.renamed import old_names
 
+_LEAD = 16  # values by which a row is far ahead of the slowest one
 MOST_DRAFTED = 4096
 """The most draft tokens a round: more would be scored in one forward of the target."""
 
@@ -87,6 +91,19 @@ class ReadsMatches(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A control session that reads the number of rows before it chooses the length of a round."""
+
+    def read_rows(self, rows: int) -> None:
+        """Record the rows of the coming round; `length` follows.
+
+        Args:
+            rows: rows that generate.
+        """
+        ...
+
+
 class Control(Protocol):
     """A controller, passed to the public calls as `draft_length=`."""
 
@@ -126,6 +143,58 @@ class Fixed:
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
         pass
+
+
+def next_length(controller: ControlSession, proposer: DraftSession, pending: Draft, stopping: StoppingCriteria, fixed: bool = True) -> int:
+    """Return the draft length of the coming round.
+
+    Args:
+        controller: chooses it; one that reads matches gets the drafter's.
+        proposer: the drafter's session.
+        pending: the pending tokens.
+        stopping: where rows end.
+        fixed: the rows began together, and the batch ends with its slowest row.
+
+    Returns:
+        Draft tokens; for a controller that reads matches, no more than the longest row can commit.
+    """
+    if isinstance(controller, ReadsRows):
+        controller.read_rows(len(stopping.outputs))
+    if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
+        return controller.length()
+    matches = proposer.matches(pending)
+    controller.read_matches(_of_slow_rows(matches, stopping.outputs) if fixed else matches)
+    length = controller.length()
+    most = stopping.budget(length).most
+    return length if most is None else most
+
+
+def _of_slow_rows(matches: list[int | None] | None, outputs: Sequence[Sequence[Any]]) -> list[int | None] | None:
+    """`matches` without rows that are far ahead: the batch ends with its slowest row, which pays for their columns."""
+    if matches is None or len(matches) == 1:
+        return matches
+    sizes = [len(values) for values in outputs]
+    least = min((size for size, match in zip(sizes, matches, strict=True) if match is not None), default=0)
+    return [match if size <= least + _LEAD else None for size, match in zip(sizes, matches, strict=True)]
+
+
+def expect_start(
+    controller: PutsOff, drafter: CostlyStart, prompt: Any, session: TargetSession, encode: float, stopping: StoppingCriteria
+) -> None:
+    """Tell a controller what the drafter's start is expected to cost.
+
+    Args:
+        controller: puts off the start until it is expected to pay.
+        drafter: the drafter.
+        prompt: the request's prompt.
+        session: the target's session.
+        encode: seconds of the target's encoder.
+        stopping: where rows end.
+    """
+    work = drafter.start_work(prompt, session)
+    if work is not None:
+        most = stopping.budget(ceil(work.values)).most
+        controller.expect_start(work.encoder * encode, work.step, work.values if most is None else min(work.values, most + 1))
 
 
 if not TYPE_CHECKING:

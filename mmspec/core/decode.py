@@ -2,26 +2,22 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from math import ceil
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.control import Charged, Control, ControlSession, PutsOff, ReadsMatches
+from mmspec.core.control import Charged, Control, PutsOff, expect_start, next_length
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import CostlyStart, Drafter, Later, Matches, StoppingCriteria, Target
-from mmspec.core.records import Committed, Draft, Step
-from mmspec.core.result import Generation
-from mmspec.core.stats import Stats
+from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
+from mmspec.core.records import Committed, Step
+from mmspec.core.result import Generation, committed
+from mmspec.core.rows.changes import ChangesRows, joined_pending, pending_rows, refuse_fixed_rows, rows_of
+from mmspec.core.stats import RoundClock, Stats
 from mmspec.utils.renamed import old_names
 
 if TYPE_CHECKING:
-    from mmspec.core.protocols import DraftSession, TargetSession
-
-_LEAD = 16  # values by which a row is far ahead of the slowest one
+    from mmspec.core.protocols import TargetSession
 
 OnStep = Callable[[Step], None] | None
 """Type of `on_step` callbacks."""
@@ -58,84 +54,145 @@ def decode(
     Raises:
         FloatingPointError: when the target's logits hold NaN or +inf, naming the row and the output position.
     """
-    clock = _Clock(encoded)
-    noise = replace(noise, coupled=accept.coupled)
-    session, pending = target.begin(prompt)
-    clock.lap("encode")
-    controller = control.begin()
-    if isinstance(drafter, Later):
-        if isinstance(controller, PutsOff) and isinstance(drafter, CostlyStart):
-            _expect_start(controller, drafter, prompt, session, clock.spent["encode"], stopping)
-        held = plain is not None and plain()
-        length = 0 if held else controller.length()
-        proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
-    else:
-        proposer = drafter.begin(prompt, session)
-        held = plain is not None and plain()
-        length = 0 if held else next_length(controller, proposer, pending, stopping)
-    clock.lap("draft")
-    while stopping.open:
-        draft = proposer.propose(pending, stopping.budget(length), noise)
+    settings: dict[str, Any] = {"stopping": stopping, "noise": noise, "control": control, "encoded": encoded, "plain": plain}
+    rounds = Rounds(target, drafter, accept, prompt, **settings)
+    while rounds.open:
+        yield rounds.run()
+
+
+class Rounds:
+    """A generation under way, round by round. Between two rounds, rows may leave it, and those of another one join it.
+
+    Args:
+        target, drafter, accept, prompt, stopping, noise, control, encoded, plain: as in `decode`.
+
+    Attributes:
+        session: the target's session.
+        proposer: the drafter's session.
+        pending: the pending tokens.
+        stopping: where rows end.
+        noise: the keyed noise, one seed a row.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        drafter: Drafter,
+        accept: AcceptRule,
+        prompt: Any,
+        *,
+        stopping: StoppingCriteria,
+        noise: Noise,
+        control: Control,
+        encoded: float = 0.0,
+        plain: Callable[[], bool] | None = None,
+    ):
+        self.clock = clock = RoundClock(encoded)
+        self.accept, self.stopping, self.noise, self.plain = accept, stopping, replace(noise, coupled=accept.coupled), plain
+        session, self.pending = target.begin(prompt)
+        self.session: TargetSession = session
+        clock.lap("encode")
+        self.controller = controller = control.begin()
+        self.fixed = True  # the rows are those of the beginning
+        self.held = plain is not None
+        if isinstance(drafter, Later):
+            if isinstance(controller, PutsOff) and isinstance(drafter, CostlyStart):
+                expect_start(controller, drafter, prompt, session, clock.spent["encode"], stopping)
+            length = self.length = self._choose(controller.length)
+            self.proposer = drafter.later(prompt, session) if length == 0 else drafter.begin(prompt, session)
+        else:
+            self.proposer = drafter.begin(prompt, session)
+            self.length = self._choose(self._next)
+        clock.lap("draft")
+
+    @property
+    def open(self) -> bool:
+        """True while any row can still generate."""
+        return self.stopping.open
+
+    def run(self) -> Step:
+        """Run one round.
+
+        Returns:
+            The round.
+
+        Raises:
+            FloatingPointError: when the target's logits hold NaN or +inf, naming the row and the output position.
+        """
+        length = self._choose(self._next) if self.length is None else self.length
+        self.length, clock, stopping, session, proposer = None, self.clock, self.stopping, self.session, self.proposer
+        draft = proposer.propose(self.pending, stopping.budget(length), self.noise)
         clock.lap("draft")
         begun = clock.draft_tokens(draft.size > draft.roots)
         scored = session.score(draft)
         clock.lap("score")
-        verdict, committed = stopping.commit(draft, scored, accept(draft, scored, noise))
+        verdict, committed = stopping.commit(draft, scored, self.accept(draft, scored, self.noise))
         _check_health(stopping, committed)
         clock.lap("accept")
         session.commit(verdict.keep, max(committed.accepted) + draft.roots)
         clock.lap("commit")
         proposer.observe(draft, scored, verdict, committed)
-        pending = verdict.pending
+        self.pending = verdict.pending
         clock.lap("draft")
         seconds = clock.round()
-        if begun and isinstance(controller, Charged):
-            controller.charge(seconds["draft_prefill"])
-        if not held:
-            controller.observe(length, committed, seconds["total"])
-        yield Step(draft, verdict, committed, seconds)
-        if stopping.open:
-            held = held and plain is not None and plain()
-            length = 0 if held else next_length(controller, proposer, pending, stopping)
+        if begun and isinstance(self.controller, Charged):
+            self.controller.charge(seconds["draft_prefill"])
+        if not self.held:
+            self.controller.observe(length, committed, seconds["total"])
+        return Step(draft, verdict, committed, seconds)
 
+    def _choose(self, choose: Callable[[], int]) -> int:
+        """The draft length of the coming round: 0 as long as the generation is to be plain."""
+        self.held = self.held and self.plain is not None and self.plain()
+        return 0 if self.held else choose()
 
-def _expect_start(
-    controller: PutsOff, drafter: CostlyStart, prompt: Any, session: "TargetSession", encode: float, stopping: StoppingCriteria
-) -> None:
-    """Tell the controller what the drafter's start is expected to cost; `encode` are the seconds of the target's encoder."""
-    work = drafter.start_work(prompt, session)
-    if work is not None:
-        most = stopping.budget(ceil(work.values)).most
-        controller.expect_start(work.encoder * encode, work.step, work.values if most is None else min(work.values, most + 1))
+    def _next(self) -> int:
+        return next_length(self.controller, self.proposer, self.pending, self.stopping, self.fixed)
 
+    @property
+    def joinable(self) -> bool:
+        """True once rows can be taken and joined: target and drafter have run their prompts."""
+        return all(part.joinable for part in self._parts())
 
-def next_length(controller: ControlSession, proposer: "DraftSession", pending: Draft, stopping: StoppingCriteria) -> int:
-    """Return the draft length of the coming round.
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows, in a new order; between rounds. See `ChangesRows`.
 
-    Args:
-        controller: chooses it; one that reads matches gets the drafter's.
-        proposer: the drafter's session.
-        pending: the pending tokens.
-        stopping: where rows end.
+        Args:
+            rows: numbers of the rows that stay.
+        """
+        for part in self._parts():
+            part.take_rows(rows)
+        self.pending, seeds = pending_rows(self.pending, rows), rows_of(self.noise.seeds, rows)
+        self.noise = replace(self.noise, seeds=seeds)
+        self.fixed = False
 
-    Returns:
-        Draft tokens; for a controller that reads matches, no more than the longest row can commit.
-    """
-    if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
-        return controller.length()
-    controller.read_matches(_of_slow_rows(proposer.matches(pending), stopping.outputs))
-    length = controller.length()
-    most = stopping.budget(length).most
-    return length if most is None else most
+    def join_rows(self, other: "Rounds") -> None:
+        """Append the rows of another generation with the same target, drafter and rule; between rounds. See `ChangesRows`.
 
+        Args:
+            other: the generation, not used afterwards.
+        """
+        for part, more in zip(self._parts(), other._parts(), strict=True):
+            part.join_rows(more)
+        self.pending, seeds = joined_pending(self.pending, other.pending), torch.cat([self.noise.seeds, other.noise.seeds])
+        self.noise = replace(self.noise, seeds=seeds)
+        self.fixed = False
 
-def _of_slow_rows(matches: list[int | None] | None, outputs: Sequence[Sequence[Any]]) -> list[int | None] | None:
-    """`matches` without rows that are far ahead: the batch ends with its slowest row, which pays for their columns."""
-    if matches is None or len(matches) == 1:
-        return matches
-    sizes = [len(values) for values in outputs]
-    least = min((size for size, match in zip(sizes, matches, strict=True) if match is not None), default=0)
-    return [match if size <= least + _LEAD else None for size, match in zip(sizes, matches, strict=True)]
+    def refuse_fixed_rows(self) -> None:
+        """Refuse what cannot let rows join and leave.
+
+        Raises:
+            ValueError: naming the target or the drafter.
+        """
+        for part in self._parts():
+            _ = part.joinable
+
+    def _parts(self) -> tuple[ChangesRows, ...]:
+        """What holds state by row. ValueError if a part cannot let rows join."""
+        named = {"the target": self.session, "the drafter": self.proposer, "stopping": self.stopping}
+        for role, part in named.items():
+            refuse_fixed_rows(part, role)
+        return tuple(named.values())  # pyright: ignore[reportReturnType]
 
 
 def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
@@ -146,36 +203,6 @@ def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
                 f"the target's logits hold NaN or infinity in row {row} at output position {step}: "
                 "check the weights and the dtype (float16 overflows where bfloat16 does not)"
             )
-
-
-class _Clock:
-    """Seconds by phase, see `core.stats.PHASES`. On a GPU, work is counted in the phase in which the host waits for it."""
-
-    def __init__(self, encoded: float):
-        self.last = perf_counter()
-        self.start = self.last - encoded
-        self.spent = {"encode": encoded}
-        self.firsts = {"score": "prefill", "draft": "draft_prefill"}
-
-    def lap(self, phase: str) -> None:
-        now = perf_counter()
-        phase = self.firsts.get(phase, phase)
-        self.spent[phase] = self.spent.get(phase, 0.0) + now - self.last
-        self.last = now
-
-    def draft_tokens(self, made: bool) -> bool:
-        """Return True for the drafter's first draft tokens; its later work is not counted as prefill."""
-        return made and self.firsts.pop("draft", None) is not None
-
-    def round(self) -> dict[str, float]:
-        """Return the seconds of the round that ends now."""
-        now = perf_counter()
-        total = now - self.start
-        spent = self.spent | {"other": max(0.0, total - sum(self.spent.values())), "total": total}
-        self.start = self.last = now
-        self.spent = {}
-        self.firsts.pop("score", None)
-        return spent
 
 
 def run(
@@ -246,30 +273,6 @@ def generate(
     for _ in run(target, drafter, accept, prompt, stats=stats, on_step=on_step, **settings):
         pass
     return committed(stopping, stats, noise.seeds.device, pad)
-
-
-def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
-    """Collect what has been committed so far.
-
-    Args:
-        stopping: the stopping criteria of the generation, which hold the committed values.
-        stats: the statistics to return with them.
-        device: device of the result.
-        pad: fills rows that are shorter than the longest one.
-
-    Returns:
-        The committed values [B, S, *value], right-padded, their lengths LongTensor [B], and `stats`.
-    """
-    lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
-    rows = [_joined(values, device) for values in stopping.outputs]
-    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    return Generation(tokens, lengths, stats)
-
-
-def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
-    """Return one row's values [S, *value]; vectors are on the device already."""
-    vectors = bool(values) and isinstance(values[0], Tensor)
-    return torch.stack(list(values)) if vectors else torch.tensor(values, dtype=torch.long, device=device)
 
 
 def each(*callbacks: OnStep) -> OnStep:

@@ -1,9 +1,13 @@
-"""Base class of the results of all modalities."""
+"""Base class of the results of all modalities, and the result of a sequence."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import torch
 from torch import Tensor
 
+from mmspec.core.protocols import StoppingCriteria
 from mmspec.core.stats import Stats
 
 
@@ -31,3 +35,27 @@ class Generation(Result):
     def sequences(self) -> Tensor:
         """Same as `tokens`; the name in transformers."""
         return self.tokens
+
+
+def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
+    """Collect what has been committed so far.
+
+    Args:
+        stopping: the stopping criteria of the generation, which hold the committed values.
+        stats: the statistics to return with them.
+        device: device of the result.
+        pad: fills rows that are shorter than the longest one.
+
+    Returns:
+        The committed values [B, S, *value], right-padded, their lengths LongTensor [B], and `stats`.
+    """
+    lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
+    rows = [_joined(values, device) for values in stopping.outputs]
+    tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
+    return Generation(tokens, lengths, stats)
+
+
+def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
+    """Return one row's values [S, *value]; vectors are on the device already."""
+    vectors = bool(values) and isinstance(values[0], Tensor)
+    return torch.stack(list(values)) if vectors else torch.tensor(values, dtype=torch.long, device=device)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import rows_of
 from mmspec.utils.devices import to_device
 
 Stop = Callable[[int, list[Any]], bool]
@@ -41,11 +42,25 @@ class DefaultStopping:
         self.remaining = [most] * rows
         self.outputs: list[list[Any]] = [[] for _ in range(rows)]
         self.ends = ends if callable(ends) else _one_of(torch.tensor(list(ends), dtype=torch.long, device=device))
-        self.stops = tuple(stops)
+        self.stops: list[tuple[int, tuple[Stop, ...]]] = [(row, tuple(stops)) for row in range(rows)]  # by row: its number for stops
 
     @property
     def open(self) -> bool:
         return any(self.remaining)
+
+    joinable = True
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.left = rows_of(self.left, rows)
+        for name in ("remaining", "outputs", "stops"):
+            setattr(self, name, [getattr(self, name)[row] for row in rows])
+
+    def join_rows(self, other: "DefaultStopping") -> None:
+        """Append the rows of another one with the same end values; see `core.rows.changes`. Stops get their rows' former numbers."""
+        self.left = torch.cat([self.left, other.left])
+        for name in ("remaining", "outputs", "stops"):
+            setattr(self, name, [*getattr(self, name), *getattr(other, name)])
 
     def budget(self, length: int) -> Budget:
         """Return the budget of a round of `length` draft tokens."""
@@ -55,7 +70,7 @@ class DefaultStopping:
         """Cut `verdict` at every row's end and transfer the outcome to the host, the round's one synchronisation."""
         verdict = self._cut(verdict)
         committed = _fetch(draft, scored, verdict)
-        if self.stops:
+        if any(stops for _, stops in self.stops):
             verdict, committed = self._stop(verdict, committed)
         for row, values in enumerate(committed.values):
             self.outputs[row] += values
@@ -99,7 +114,8 @@ class DefaultStopping:
             whole, length, halts = list(self.outputs[row]), len(new), False
             for index, value in enumerate(new):
                 whole.append(value)
-                if any(stop(row, whole) for stop in self.stops):
+                number, stops = self.stops[row]
+                if any(stop(number, whole) for stop in stops):
                     length, halts = index + 1, True
                     break
             values.append(new[:length])

@@ -6,6 +6,7 @@ it.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
@@ -113,6 +115,20 @@ class GuidedSession:
         """Take in the verdict of the round; see `DraftSession.observe`."""
         self.guide.observe(draft, scored, verdict)
 
+    @property
+    def joinable(self) -> bool:
+        """True once the guide's rows can change; see `core.rows.changes.ChangesRows`."""
+        refuse_fixed_rows(self.guide, "the drafter")
+        return self.guide.joinable  # type: ignore[attr-defined]
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.guide.take_rows(rows)  # type: ignore[attr-defined]
+
+    def join_rows(self, other: "GuidedSession") -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.guide.join_rows(other.guide)  # type: ignore[attr-defined]
+
 
 class ViewGuide:
     """Guide that runs the target itself through a partial forward on its session's cache. The first round is not drafted."""
@@ -137,6 +153,19 @@ class ViewGuide:
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Take in the verdict of the round; see `Guide.observe`."""
         pass
+
+    @property
+    def joinable(self) -> bool:
+        """True once the target has run the prompt; see `core.rows.changes.ChangesRows`. The target's session holds all state by row."""
+        return self.view.ready
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.view.change_rows()
+
+    def join_rows(self, other: Any) -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        self.view.change_rows()
 
 
 def on_pending(draft: Draft) -> Draft:
@@ -176,6 +205,15 @@ class Fresh:
         """Return the columns sorted so that real ones come last: the last column is the newest value of every row."""
         order = torch.argsort(self.real.long(), dim=1, stable=True)
         return Fresh(self.values.gather(1, order), pick(self.features, order), self.real.gather(1, order))
+
+    def take_rows(self, rows: Sequence[int]) -> "Fresh":
+        """Return some rows."""
+        return Fresh(*(rows_of(part, rows) for part in (self.values, self.features, self.real)))
+
+    def join_rows(self, other: "Fresh") -> "Fresh":
+        """Return these rows followed by the `other` ones; columns that one side lacks are not real."""
+        pairs = ((self.values, other.values), (self.features, other.features), (self.real, other.real))
+        return Fresh(*(joined(*pair) for pair in pairs))
 
     def rooted(self, pending: Draft) -> Draft:
         """Return the packed values as the roots of a draft; its last root is the pending token."""

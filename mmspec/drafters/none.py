@@ -5,10 +5,11 @@ from typing import Any
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 
 
 @dataclass(frozen=True)
-class NoDraft:
+class NoDraft(RowState):
     """Plain decoding: proposes no draft tokens, so every round commits one value."""
 
     def begin(self, prompt: Any, session: Any) -> "NoDraft":

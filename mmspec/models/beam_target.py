@@ -51,6 +51,7 @@ class BeamTarget:
 class BeamSession(HFSession):
     """A session whose draft under way is the whole search: a commit keeps a tree of it instead of moving values to the cache's past."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
     head: CatalogueHead | None = None
 
     @property

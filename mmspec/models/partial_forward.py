@@ -80,6 +80,9 @@ class PartialForward:
         """Drop the draft under way."""
         self.slots, self.scored, self.state = None, 0, None
 
+    def change_rows(self) -> None:
+        """Forget what is kept by row from draft to draft: rows of the session have left or joined. Here that is nothing."""
+
     @torch.no_grad()
     def replay(self, count: int, since: Tensor | int = 0) -> "Replay":
         """Run each row's last `count` committed values again as if they were a draft; those before slot `since` [B] are left out.

@@ -15,6 +15,7 @@ from mmspec.models.changed import replaced
 from mmspec.models.compat.output_head import drop_changed_head, head_changes
 from mmspec.models.family import OwnDistributions, OwnScoring, PrecomputedStates, Splitting, StateCommit
 from mmspec.models.layout import Layout, draft_layout, prompt_layout
+from mmspec.models.rows.session_rows import SessionRows
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
 
 
-class HFSession:
+class HFSession(SessionRows):
     """One generation over one `HFTarget`: the cache, every row's committed length and ids, and the draft under way.
 
     Args:
@@ -54,6 +55,7 @@ class HFSession:
         self.watched: tuple[int, ...] = ()
         self.ahead: PrecomputedStates | None = None
         self.draft: Draft | None = None  # under way, as last scored
+        self.pieces: list[Tensor] = []  # watched states [B, M, F] of the prompt's columns that have been run
         drop_changed_head(target.model)
 
     def watch(self, states: Sequence[int]) -> None:
@@ -125,7 +127,7 @@ class HFSession:
 
     def _prefill(self, draft: Draft) -> list[Tensor]:
         """Run all but the end of a long prompt, in pieces whose masks are small. Returns their watched hidden states [B, M, F]."""
-        found: list[Tensor] = []
+        found, self.pieces = self.pieces, []
         family = self.target.family
         if self.context is None or not isinstance(family, Splitting) or isinstance(family, OwnScoring):
             return found
@@ -136,13 +138,17 @@ class HFSession:
         first, later = sizes
         size, most = first, first if self._continues(draft) else later  # columns the last forward may have
         while 0 < ids.shape[1] - self.bound and ids.shape[1] - self.bound + draft.size > most:
-            start, stop = self.bound, min(self.bound + size, ids.shape[1])
-            layout = prompt_layout(ids[:, start:stop], lengths, stop, self.cache.capacity - 1, start)
-            self.ids[self._rows, layout.slots] = layout.ids
-            _, hidden = self._forward(layout, 1, captured=False)
-            found += [] if hidden is None else [hidden]
-            self.bound, size, most = stop, later, later
+            found += self._piece(ids[:, self.bound : self.bound + size], lengths, self.bound)
+            size = most = later
         return found
+
+    def _piece(self, ids: Tensor, lengths: Tensor, start: int) -> list[Tensor]:
+        """Run columns `ids` [B, M] of the prompt, from column `start` on. Returns their watched hidden states."""
+        stop = start + ids.shape[1]
+        layout = prompt_layout(ids, lengths, stop, self.cache.capacity - 1, start)
+        self.ids[self._rows, layout.slots], self.bound = layout.ids, stop
+        _, hidden = self._forward(layout, 1, captured=False)
+        return [] if hidden is None else [hidden]
 
     def _continues(self, draft: Draft) -> bool:
         """True if the draft's columns continue what is committed in the order of slots, in every row that is still generated."""

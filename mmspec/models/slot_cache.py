@@ -84,6 +84,30 @@ class SlotLayer(CacheLayerMixin):
             shape = (-1, store.shape[1], -1, store.shape[3])
             store.scatter_(2, target[:, None, :, None].expand(shape), store.gather(2, source[:, None, :, None].expand(shape)))
 
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep rows `rows`, in this order: only those that move are copied, and the addresses stay."""
+        for name in ("keys", "values"):
+            store: Tensor = getattr(self, name)
+            moved = [(new, old) for new, old in enumerate(rows) if new != old]
+            if moved:
+                new, old = torch.tensor(moved, device=store.device).unbind(1)
+                store[new] = store[old]
+            setattr(self, name, store[: len(rows)])
+
+    def join_rows(self, other: "SlotLayer") -> None:
+        """Append the rows of a layer with as many slots. Places of rows that have left are used again; else memory for as many more is
+        allocated.
+        """
+        for name in ("keys", "values"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            rows = len(mine) + len(theirs)
+            base = mine._base if mine._base is not None else mine
+            if base.shape[1:] != mine.shape[1:] or len(base) < rows:
+                base = mine.new_zeros(max(rows, 2 * len(mine)), *mine.shape[1:])
+                base[: len(mine)] = mine
+            base[len(mine) : rows] = theirs
+            setattr(self, name, base[:rows])
+
     def grow(self, capacity: int) -> None:
         """More slots, contents kept; the scratch slot stays the last one."""
         for name in ("keys", "values"):
@@ -182,6 +206,26 @@ class SlotCache(Cache):
             if layer.is_initialized:
                 layer.move(source, target)
 
+    @property
+    def joinable(self) -> bool:
+        """True if all of it is slots; see `core.rows.changes.ChangesRows`."""
+        return not self.crossing_layers
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        for layer in self.slot_layers:
+            if layer.is_initialized:
+                layer.take_rows(rows)
+
+    def join_rows(self, other: "SlotCache") -> None:
+        """Append the rows of a cache of the same model; see `core.rows.changes.ChangesRows`."""
+        most = max(self.capacity, other.capacity)
+        self._resize(most)
+        other._resize(most)
+        for mine, theirs in zip(self.slot_layers, other.slot_layers, strict=True):
+            if mine.is_initialized:
+                mine.join_rows(theirs)
+
     @contextmanager
     def lent(self, stores: Sequence[Store], capacity: int) -> Iterator[None]:
         """Forwards inside read and write `stores`, one a layer, of `capacity` slots a row, in place of the cache's own."""
@@ -198,9 +242,13 @@ class SlotCache(Cache):
 
     def reserve(self, capacity: int) -> None:
         """Grow to at least `capacity` slots, by doubling; every address changes when it does."""
-        if capacity <= self.capacity:
+        if capacity > self.capacity:
+            self._resize(max(capacity, 2 * self.capacity))
+
+    def _resize(self, capacity: int) -> None:
+        if capacity == self.capacity:
             return
-        self.cursor.capacity = max(capacity, 2 * self.capacity)
+        self.cursor.capacity = capacity
         for layer in self.slot_layers:
             if layer.is_initialized:
                 layer.grow(self.cursor.capacity)

@@ -114,4 +114,4 @@ def _as_target(model: Any, target: HFTarget, view: View) -> HFTarget | ViewEnsem
 
 def _untruncated(distributions: Pipeline) -> Pipeline:
     """Return only temperature and bans: truncation could leave no token that both vocabularies have."""
-    return Pipeline(tuple(step for step in distributions.steps if isinstance(step, (Temperature, Suppress, SuppressAt))))
+    return distributions.keep((Temperature, Suppress, SuppressAt))

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
-from mmspec.core.decode import OnStep, committed, run
+from mmspec.core.decode import OnStep, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.result import committed
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,7 +30,7 @@ from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.run.streamer import StreamerFeed
 from mmspec.run.views import mixed, view_for
-from mmspec.text.inputs.checks import checked, tensors
+from mmspec.text.inputs.prompt import TextPrompt
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
 from mmspec.utils.renamed import old_names, once_positional
@@ -121,18 +120,16 @@ def generate(
     check_drafted("draft_length", draft_length, max_new_tokens)
     family = family_of(model)
     check_model_ready(model)
-    inputs = checked(model, family, tensors(inputs, model.device))
-    inputs, encoding = _prepared(family, model, inputs)
-    ids, mask = family.prompt(model, inputs)
-    rows = ids.shape[0]
+    prompt = TextPrompt.of(model, family, inputs)
+    ids, rows = prompt.ids, prompt.ids.shape[0]
     if streamer is not None and rows != 1:
         raise ValueError(f"streamer serves one prompt, but the batch has {rows}: stream rows one at a time, or pass on_step")
     rule = request.rule()
     limit = positions_of(model)
-    _check_length(ids, inputs, limit, max_new_tokens)
+    prompt.check_length(limit, max_new_tokens)
     proof = require(model, family, trees=tree is not None)
     require_reach(proof, ids.shape[1] + max_new_tokens)
-    own = settings(model, family, inputs, (ids, mask), max_new_tokens, repetition_penalty)
+    own = settings(model, family, prompt.inputs, (ids, prompt.mask), max_new_tokens, repetition_penalty)
     distributions = request.distributions(rule, (*own, *processors))
     target = HFTarget(model, family, distributions, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
     resolved = request.resolve(target, rule, rows=rows)
@@ -146,13 +143,13 @@ def generate(
             target,
             resolved.drafter,
             rule,
-            inputs,
+            prompt.inputs,
             stopping=stopping,
             noise=Noise.from_seed(seed, rows, ids.device),
             control=resolved.control,
             pad=(ends[0] if ends else 0) if pad is None else pad,
             on_step=each(stream, on_step),
-            encoded=encoding,
+            encoded=prompt.seconds,
         )
     return out
 
@@ -211,24 +208,6 @@ def aligned_drafter(
     own = HFTarget(lighter(drafter, ids=ids, int8=int8), looking(theirs), distributions)
     made = ModelDrafter(Translated(mixed(own, seen), overlap), shape_of(None, rule), seen)
     return by_masks(made, mask_token_of(drafter))
-
-
-def _prepared(family: Any, model: Any, inputs: Mapping[str, Any]) -> tuple[Mapping[str, Any], float]:
-    """Return the inputs after the family's own preparation (Whisper detects each row's language), and the seconds it took."""
-    begun = perf_counter()
-    inputs = family.prepared(model, inputs) if hasattr(family, "prepared") else inputs
-    return inputs, perf_counter() - begun
-
-
-def _check_length(ids: Tensor, inputs: Mapping[str, Tensor], limit: int | None, max_new_tokens: int) -> None:
-    if limit is None or ids.shape[0] == 0:
-        return
-    mask = inputs.get("attention_mask")
-    longest = int(mask.sum(1).max()) if mask is not None and mask.shape == ids.shape else ids.shape[1]
-    if longest + max_new_tokens > limit:
-        budget = limit - longest
-        mend = f"ask for at most {budget}" if budget > 0 else "shorten the prompt"
-        raise ValueError(f"a prompt of {longest} tokens and max_new_tokens {max_new_tokens} exceed the model's {limit} positions: {mend}")
 
 
 if not TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mmspec.core import decode as engine
+from mmspec.core import stats as engine
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode, generate
 from mmspec.core.noise import Noise

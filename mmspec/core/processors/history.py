@@ -21,6 +21,11 @@ class History:
         ids, visible = (None if part is None else part[:count] for part in (self.ids, self.visible))
         return History(ids, visible, self.position[:count])  # type: ignore[arg-type]
 
+    def of_rows(self, rows: Tensor) -> "History":
+        """Select `rows` [R]."""
+        ids, visible = (None if part is None else part[rows] for part in (self.ids, self.visible))
+        return History(ids, visible, self.position[rows])  # type: ignore[arg-type]
+
     def seen(self, size: int) -> Tensor:
         """[B, N, V] bool: the value occurs on the node's path."""
         return tally(self.ids[:, None, :].expand_as(self.visible), self.visible, size) > 0

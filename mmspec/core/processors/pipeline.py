@@ -185,6 +185,10 @@ class Pipeline:
         """True if its processors replace NaN and infinities."""
         return any(getattr(step, "repairs", False) for step in self.steps)
 
+    def keep(self, kinds: tuple[type[Processor], ...]) -> "Pipeline":
+        """Return this pipeline without processors of other classes than `kinds`."""
+        return Pipeline(tuple(step for step in self.steps if isinstance(step, kinds)))
+
     def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Return scores [B, N, V] and history for the steps: what is given, unless a subclass prepares them."""
         return scores, history

@@ -26,6 +26,7 @@ from mmspec.core.distributions.deferred import DeferredCategorical
 from mmspec.core.distributions.sparse import SparseCategorical
 from mmspec.core.gumbel import LARGE
 from mmspec.core.masks import GROUP, at_least, in_groups, true_columns
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History, Processor, per_row
 from mmspec.core.processors.pipeline import MinP, Pipeline, Temperature, TopK, TopP
 
@@ -49,6 +50,8 @@ def distribution_of(processors: Any, scores: Tensor, history: History, deferred:
         Distributions [B, N] (of half the rows after `models.guidance.Guided`): on their support where a large vocabulary is truncated on
         a CPU, else as a table. On a GPU the width of a support would have to be read by the host.
     """
+    if isinstance(processors, RowPipelines) and processors.shared is not None:
+        processors = processors.shared
     if not isinstance(processors, Pipeline):
         return Categorical(processors(scores, history))
     first, last = _split(processors.steps)

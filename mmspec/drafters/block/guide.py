@@ -4,6 +4,7 @@ The net's cache holds one column for every state that the target has cached, so 
 the target session's, and nothing is counted twice. The columns of a block are written behind them and overwritten by the next round.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, pick, prompt_pairs, words_of
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.target import HFSession
@@ -77,13 +79,15 @@ class BlockNet(Protocol):
         ...
 
 
-class BlockGuide:
+class BlockGuide(RowState):
     """Guide of a block drafter. Every level's distribution is exact: it depends on the context and, with a Markov head, on the node's path.
 
     Args:
         net: the drafter net.
         session: the target's session.
     """
+
+    by_row = ("fresh",)
 
     def __init__(self, net: BlockNet, session: HFSession):
         model = session.target.model
@@ -94,6 +98,7 @@ class BlockGuide:
         self.net, self.session, self.most, self.embed = net, session, net.most, net.embedding(model, usual)
         self.cache: SlotCache | None = None
         self.fresh: Fresh | None = None  # committed, and not in the cache yet
+        self.filled = False  # the cache holds the prompt
         self.states: Tensor | None = None  # [B, most, H] of the block under way
         self.memory: Tensor | None = None  # [B, N, R] of the draft under way
         self.level = self.known = 0  # levels and columns of the draft that are scored
@@ -133,6 +138,24 @@ class BlockGuide:
         self.states = self.memory = None
         self.level = self.known = 0
 
+    @property
+    def joinable(self) -> bool:
+        """True once the prompt is in the cache; see `core.rows.changes.ChangesRows`."""
+        return self.filled and super().joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        assert self.cache is not None
+        self.cache.take_rows(rows)
+        super().take_rows(rows)
+
+    def join_rows(self, other: "BlockGuide") -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        assert self.cache is not None
+        assert other.cache is not None
+        self.cache.join_rows(other.cache)
+        super().join_rows(other)
+
     def _filled(self) -> Tensor:
         """The states of a block behind the pending token; afterwards the cache holds the context up to there."""
         assert self.fresh is not None
@@ -147,5 +170,5 @@ class BlockGuide:
         slots = torch.cat([torch.where(fresh.real, own, cache.capacity - 1), ahead], 1)
         columns = BlockColumns(slots, torch.cat([torch.where(fresh.real, own, 0), ahead], 1), lengths, view)
         cache.point(slots, view)
-        self.fresh = None
+        self.fresh, self.filled = None, True
         return net.run(fresh, self.embed, columns, cache)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.reading import Columns, sight_of
 from mmspec.drafters.guided import Fresh, check_width, pick, prompt_pairs, words_of
 from mmspec.models.family import OwnValues
@@ -25,7 +26,7 @@ _RESERVE = 192
 
 
 @dataclass
-class EagleFeed:
+class EagleFeed(RowState):
     """Inputs of `EagleFamily` beside the ids: the prompt, the states of the next forward, and all outputs of the current draft."""
 
     prompt: Columns
@@ -35,6 +36,11 @@ class EagleFeed:
     level: int = 0  # draft tokens on the paths of the draft under way
     fresh: int = 0  # the newest nodes: columns before them are run late
     newest: Tensor | None = None  # [B, 1] slot of each row's last committed column
+
+    @property
+    def joinable(self) -> bool:
+        """True for prompts without pictures, which are not read again; see `core.rows.changes.ChangesRows`."""
+        return self.prompt.embeds is None and self.prompt.beside is None and self.prompt.gone is None
 
     def take(self, model: "FeatureNet", state: Tensor) -> Tensor:
         """Keep the states [B, M, S] of the newest nodes. Returns the features of their logits."""
@@ -74,8 +80,10 @@ class EagleFamily:
         return torch.stack([visible, visible & (layout.slot_positions <= state.newest)[:, None]], 1)
 
 
-class FeatureGuide:
+class FeatureGuide(SessionRowState):
     """Guide of a feature net: its own session, and the committed values it has not run yet."""
+
+    by_row = ("fresh",)
 
     def __init__(self, net: "FeatureNet", session: HFSession):
         model = session.target.model

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of
 from mmspec.models.compat.cache_name import CACHE, cache_keyword, cache_of
@@ -196,7 +197,7 @@ class Glide(nn.Module):
 
 
 @dataclass
-class Made:
+class Made(RowState):
     """Outputs of the forwards of the current draft."""
 
     out: Any = None  # [B, n, H] of the last one's new columns
@@ -227,8 +228,10 @@ class Reader:
         return Across(keys, values, committed[:, None], self.layer)
 
 
-class GlideGuide:
+class GlideGuide(SessionRowState):
     """Guide of a GLIDE net: its own session over the whole text, and the committed values it has not run yet."""
+
+    by_row = ("fresh",)
 
     most = None
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, pick
 from mmspec.models.compat.shared_states import drafted, sharing_layers
 from mmspec.models.families.base import attention_mask
@@ -36,7 +37,7 @@ class SharedStates:
         return SharedStatesGuide(self.model, session)
 
 
-class SharedStatesGuide:
+class SharedStatesGuide(RowState):
     """Guide of such an assistant: the target's newest state in every row, and the assistant's states of the draft under way.
 
     Args:
@@ -46,6 +47,8 @@ class SharedStatesGuide:
     Raises:
         ValueError: for a target of another size, or without keys and values that the assistant can read.
     """
+
+    by_row = ("hidden",)
 
     most = None
 

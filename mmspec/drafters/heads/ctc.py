@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 from mmspec.models.target import HFSession
 
@@ -147,8 +148,10 @@ def _runs(begins: Tensor, log_p: Tensor) -> Tensor:
     return nn.functional.pad(found, (1, 0), value=_NEVER)
 
 
-class CTCGuide:
+class CTCGuide(RowState):
     """Guide of CTC frames, computed once a round. A level of draft tokens costs a sum over T x V."""
+
+    by_row = ("hidden",)
 
     def __init__(self, net: CTC, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)

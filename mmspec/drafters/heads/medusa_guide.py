@@ -6,12 +6,15 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick
 from mmspec.models.target import HFSession
 
 
-class HeadsGuide:
+class HeadsGuide(RowState):
     """Guide of heads: the newest hidden state of every row, and the states of the current draft."""
+
+    by_row = ("hidden",)
 
     def __init__(self, net: Any, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers.modeling_layers import MtpLayer
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, pick, prompt_pairs
 from mmspec.models.compat.cache_name import CACHE
@@ -124,8 +125,10 @@ class ChainedMTP(nn.Module):
 
 
 @dataclass(eq=False)
-class ModuleSession:
+class ModuleSession(RowState):
     """One module in one generation: its session, the input of its next forward, and its outputs of this round."""
+
+    by_row = ("lengths", "last")
 
     lengths: Tensor  # [B] of the prompt
     session: Any = None  # HFSession
@@ -179,11 +182,13 @@ class Module:
         return self.head(out[:, -keep:]), None
 
 
-class ChainGuide:
+class ChainGuide(RowState):
     """Guide of chained modules. Level d of a draft is module d's, which then runs the whole draft in one forward.
 
     `close` runs the committed columns through the modules that the draft did not reach, so that all modules have the same cache.
     """
+
+    by_row = ("fresh",)
 
     most = None
 
@@ -237,6 +242,23 @@ class ChainGuide:
         for lane in self.lanes:
             lane.commit(keep)
         self.fresh = self.prompt = self.roots = None
+
+    @property
+    def joinable(self) -> bool:
+        """True once every module has run the prompt; see `core.rows.changes.ChangesRows`."""
+        return bool(self.lanes) and all(lane.session.joinable for lane in self.lanes) and super().joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        for lane in self.lanes:
+            lane.session.take_rows(rows)
+
+    def join_rows(self, other: "ChainGuide") -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        super().join_rows(other)
+        for mine, theirs in zip(self.lanes, other.lanes, strict=True):
+            mine.session.join_rows(theirs.session)
 
     def _lane(self, k: int, values: Tensor, lengths: Tensor) -> ModuleSession:
         lane, target = ModuleSession(lengths), HFTarget(self.net, Module(k, self.embed, self.head), self.processors)  # type: ignore[arg-type]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState, SessionRowState
 from mmspec.drafters.features.blocks import Blocks, llama_layer
 from mmspec.drafters.guided import Fresh, check_width, head_of, prompt_pairs
 from mmspec.models.compat.cache_name import CACHE
@@ -96,7 +97,7 @@ def _shapes(module: nn.Module) -> dict[str, torch.Size]:
 
 
 @dataclass
-class Trunk:
+class Trunk(RowState):
     """Input of the heads' next forward, and each head's output at every row's newest state."""
 
     going_in: Tensor | None = None  # [B, M, H]
@@ -122,8 +123,10 @@ class ParallelHeads:
         return self.head(found[0][:, -keep:]), None
 
 
-class ParallelGuide:
+class ParallelGuide(SessionRowState):
     """Guide of parallel heads: one forward over the newly committed values, then one distribution a level."""
+
+    by_row = ("fresh",)
 
     def __init__(self, net: ParallelMTP, session: HFSession):
         model = session.target.model

@@ -1,6 +1,6 @@
 """Two-model speculative decoding (Leviathan et al. 2023; Chen et al. 2023): any target can be the drafter, with any shape."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
@@ -137,6 +138,28 @@ class ModelSession:
         else:
             value = draft.nodes[rows, torch.where(unrun, kept, 0).amax(1, keepdim=True)]
             self.waiting = (value, unrun.any(1, keepdim=True))
+
+    @property
+    def joinable(self) -> bool:
+        """True once the model has run its prompt; see `core.rows.changes.ChangesRows`."""
+        refuse_fixed_rows(self.session, "the drafter")
+        return self.session.joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.session.take_rows(rows)
+        self.fed = self.origin = None
+        self.waiting = None if self.waiting is None else (rows_of(self.waiting[0], rows), rows_of(self.waiting[1], rows))
+        self.healthy = None if self.healthy is None else rows_of(self.healthy, rows)
+
+    def join_rows(self, other: "ModelSession") -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.session.join_rows(other.session)
+        self.fed = self.origin = None
+        if self.waiting is not None and other.waiting is not None:
+            self.waiting = (joined(self.waiting[0], other.waiting[0]), joined(self.waiting[1], other.waiting[1], pad=False))
+        if self.healthy is not None and other.healthy is not None:
+            self.healthy = torch.cat([self.healthy, other.healthy])
 
     def _check_health(self, committed: Committed) -> None:
         """FloatingPointError for logits that are not finite. Synchronises with the device only where the round's outcome shows that there

@@ -90,6 +90,8 @@ class ViewEnsemble:
 class EnsembleSession(HFSession):
     """Session of V * B rows that returns B distributions. Row v * B + b is row b in view v."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def __init__(
         self, target: HFTarget, cache: Any, state: Any, context: Tensor, lengths: Tensor, views: int = 1, weights: Weights | None = None
     ):

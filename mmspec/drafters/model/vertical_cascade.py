@@ -86,6 +86,8 @@ class Beside:
 class VerticalCascadeSession(ModelSession):
     """The middle model's session, with the values it has not run yet, and the inner drafter's."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def __init__(self, plan: VerticalCascade, session: TargetSession, inner: DraftSession):
         super().__init__(session)
         self.plan, self.inner = plan, inner

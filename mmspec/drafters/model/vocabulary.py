@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.protocols import Target, TargetSession
 from mmspec.core.records import Draft, Scored
+from mmspec.core.rows.changes import refuse_fixed_rows
 
 _IDS = ("input_ids", "decoder_input_ids")  # what a prompt may hold of a vocabulary
 
@@ -160,3 +161,17 @@ class TranslatedSession:
     def commit(self, keep: Tensor, most: int) -> None:
         """Commit the kept columns; see `TargetSession.commit`."""
         self.session.commit(keep, most)
+
+    @property
+    def joinable(self) -> bool:
+        """True once the model has run its prompt; see `core.rows.changes.ChangesRows`."""
+        refuse_fixed_rows(self.session, "the drafter")
+        return self.session.joinable  # type: ignore[attr-defined]
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.session.take_rows(rows)  # type: ignore[attr-defined]
+
+    def join_rows(self, other: "TranslatedSession") -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.session.join_rows(other.session)  # type: ignore[attr-defined]

@@ -106,6 +106,19 @@ class HostSession:
                 row.extend(values)
         self.ended = committed.ended
 
+    @property
+    def joinable(self) -> bool:
+        """True once the rows are open; see `core.rows.changes.ChangesRows`."""
+        return bool(self.rows)
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.rows, self.ended = ([found[row] for row in rows] for found in (self.rows, self.ended))
+
+    def join_rows(self, other: "HostSession") -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.rows, self.ended = [*self.rows, *other.rows], [*self.ended, *other.ended]
+
     def _open(self, pending: Draft) -> None:
         rows = len(pending.start)
         if pending.nodes.dim() > 2:

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.drafters.trees.static import Level
 from mmspec.utils.devices import to_device
@@ -51,8 +52,10 @@ def likeliest_tree(width: int, nodes: int, levels: int) -> tuple[Level, ...]:
     return sparse_tree([chances] * levels, nodes).levels
 
 
-class RecyclingSession:
+class RecyclingSession(RowState):
     """Memory of one generation: `links[b, v]` are the candidates after value v in row b, -1 where there are none."""
+
+    by_row = ("links",)
 
     def __init__(self, plan: Recycling):
         self.plan = plan

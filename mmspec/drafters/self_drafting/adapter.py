@@ -14,6 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState, SessionRowState, joined, rows_of
 from mmspec.drafters.guided import check_width, head_of, llama_sizes, on_pending, pick
 from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.layout import Layout
@@ -99,7 +100,7 @@ class Adapter(nn.Module):
 
 
 @dataclass
-class AdapterFeed:
+class AdapterFeed(RowState):
     """The exit states of the adapter's next forward, [B, M, H]."""
 
     states: Tensor | None = None
@@ -119,7 +120,7 @@ class AdapterFamily:
         return model.own_logits(out[:, -keep:], self.head), None
 
 
-class AdapterGuide:
+class AdapterGuide(SessionRowState):
     """Guide of an adapter: exit states of committed values come from the target, those of draft tokens from the partial forward.
 
     The adapter's session commits committed values only.
@@ -189,3 +190,14 @@ class AdapterGuide:
         self.session.commit(torch.where(real, columns, -1), len(columns))
         self.kept = []
         self.view.close()
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        self.kept = [tuple(rows_of(part, rows) for part in round_) for round_ in self.kept]  # type: ignore[misc]
+
+    def join_rows(self, other: "AdapterGuide") -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        super().join_rows(other)
+        mine, theirs = (tuple(torch.cat(parts, 1) for parts in zip(*guide.kept, strict=True)) for guide in (self, other))
+        self.kept = [tuple(joined(*pair) for pair in zip(mine, theirs, strict=True))]  # type: ignore[list-item]

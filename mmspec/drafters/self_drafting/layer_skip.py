@@ -93,6 +93,7 @@ class SimilarGuide(ViewGuide):
         refuse_replay(session)
         super().__init__(PartialForward(session))
         self.plan, self.session = plan, session
+        self.chosen: list[Parts] = []  # what each row skips
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Choose the layers after the first round, which ran the prompt. One host synchronisation."""
@@ -101,8 +102,18 @@ class SimilarGuide(ViewGuide):
         likeness = self._likeness().tolist()
         count = min(round(self.plan.share * len(likeness[0])), len(likeness[0]) - 1)
         rows = [sorted(range(len(row) - 1), key=lambda index, row=row: -row[index])[:count] for row in likeness]
-        self.view.skip(skips_of([frozenset(("layers", index) for index in row) for row in rows], self.session))
-        self.plan = None
+        self.chosen, self.plan = [frozenset(("layers", index) for index in row) for row in rows], None
+        self.view.skip(skips_of(self.chosen, self.session))
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.chosen = [self.chosen[row] for row in rows]
+        self.view.skip(skips_of(self.chosen, self.session))
+
+    def join_rows(self, other: "SimilarGuide") -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        self.chosen = [*self.chosen, *other.chosen]
+        self.view.skip(skips_of(self.chosen, self.session))
 
     def _likeness(self) -> Tensor:
         """[B, L] mean cosine similarity of each layer's input and output at the newest committed values."""

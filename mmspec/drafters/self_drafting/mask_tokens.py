@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import check_width
 from mmspec.models.compat import is_stateful
 from mmspec.models.families.hybrid import HybridDecoder
@@ -75,7 +76,7 @@ class MaskTokens(nn.Module):
         return MaskGuide(self, session)
 
 
-class MaskGuide:
+class MaskGuide(RowState):
     """Guide of look-ahead embeddings. The first round runs the prompt and is not drafted."""
 
     def __init__(self, net: MaskTokens, session: HFSession):
@@ -84,6 +85,11 @@ class MaskGuide:
         self.view = MaskView(session, net.embedding)
         self.logits: Tensor | None = None  # [B, tokens + 1, V] after the pending token and after each embedding
         self.level = self.known = 0
+
+    @property
+    def joinable(self) -> bool:
+        """True once the target has run the prompt; see `core.rows.changes.ChangesRows`."""
+        return self.view.ready
 
     def root(self, pending: Draft) -> Draft | None:
         """Return the roots that the draft grows from; see `Guide.root`."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import rows_of
 from mmspec.drafters.guided import ViewGuide
 from mmspec.drafters.self_drafting.layer_skip import Part, Parts, SkipLayers, check_share, every_other, skips_of, sublayers
 from mmspec.models.partial_forward import PartialForward, refuse_replay
@@ -124,6 +125,16 @@ class SwiftGuide(ViewGuide):
         self.rounds += 1
         if self.rounds % self.plan.every == 0 and any(map(self._searching, self.searches)):
             self._try(verdict.pending)
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.searches, self.since = [self.searches[row] for row in rows], rows_of(self.since, rows)
+        self._adopt()
+
+    def join_rows(self, other: "SwiftGuide") -> None:
+        """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
+        self.searches, self.since = [*self.searches, *other.searches], torch.cat([self.since, other.since])
+        self._adopt()
 
     def _searching(self, search: LayerSearch) -> bool:
         return search.tried < self.plan.trials and search.score < self.plan.enough

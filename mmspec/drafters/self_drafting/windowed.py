@@ -69,6 +69,10 @@ class WindowView(PartialForward):
         super().close()
         self.taken = None
 
+    def change_rows(self) -> None:
+        """Forget the buffer; see `PartialForward.change_rows`."""
+        self.stores, self.capacity = [], 0
+
     def _copy(self, draft: Draft) -> None:
         """Copy the window's slots; the draft's own slots stay. The target's cache is not changed."""
         cache, length = self.session.cache, self.session.lengths[:, None]

@@ -29,6 +29,8 @@ class Spoken(DefaultStopping):
     cannot end it.
     """
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def __init__(self, frames_left: list[int], threshold: float, least: int, after: Tensor):
         super().__init__(len(frames_left), max(frames_left), ends=lambda values: self._over, device=after.device)
         self.left, self.remaining = torch.tensor(frames_left, device=after.device), list(frames_left)

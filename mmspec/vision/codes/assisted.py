@@ -128,6 +128,8 @@ class AssistedWindow:
 class AssistedWindowSession(ModelSession):
     """Drafting session of a Jacobi window and a smaller model."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def __init__(self, session: TargetSession, window: WindowSession):
         super().__init__(session, FarEnd(window))
         self.window = window

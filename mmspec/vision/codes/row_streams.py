@@ -96,6 +96,8 @@ class RowStreamStopping(DefaultStopping):
     A finished line runs one round more where its last cell has not been run otherwise: over the stand-in, or before a control.
     """
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def __init__(self, lines: RasterRows, pictures: int, lanes: int, start: int, window: int, device: torch.device, meter: bool = False):
         super().__init__(pictures * lanes, 1, device=device)
         self.lines, self.pictures, self.lanes, self.begin, self.window = lines, pictures, lanes, start, window

@@ -38,6 +38,8 @@ RULES: dict[str, AcceptRule] = {"token": Token(), "block": Block(), "d-grs": dgr
 class Chains(DefaultStopping):
     """`DefaultStopping` that keeps only the last state of every chain, because a whole chain may take a gigabyte."""
 
+    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
         done = super().commit(draft, scored, verdict)
         for states in self.outputs:

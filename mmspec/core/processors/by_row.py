@@ -1,0 +1,75 @@
+"""A pipeline for every row: requests of different settings in one generation."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from mmspec.core.processors.history import History, Processor
+from mmspec.core.processors.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class RowPipelines:
+    """One pipeline a row. Rows of equal pipelines are processed together; what a row gets does not depend on the other rows.
+
+    Args:
+        rows: the pipelines, each as for a batch of one row.
+    """
+
+    rows: tuple[Pipeline, ...]
+
+    @cached_property
+    def groups(self) -> list[tuple[Pipeline, list[int]]]:
+        """Different pipelines, each with its rows."""
+        found: list[tuple[Pipeline, list[int]]] = []
+        for row, own in enumerate(self.rows):
+            same = next((members for other, members in found if other == own), None)
+            if same is None:
+                found.append((own, [row]))
+            else:
+                same.append(row)
+        return found
+
+    @property
+    def shared(self) -> Pipeline | None:
+        """The pipeline of all rows; None if they differ."""
+        return self.groups[0][0] if len(self.groups) == 1 else None
+
+    @property
+    def idle(self) -> bool:
+        """True if every distribution is left as it is."""
+        return all(own.idle for own in self.rows)
+
+    @property
+    def reads_paths(self) -> bool:
+        """True if a processor of any row reads more of a history than positions."""
+        return any(own.reads_paths for own in self.rows)
+
+    @property
+    def repairs(self) -> bool:
+        """True if the processors of all rows replace NaN and infinities."""
+        return all(own.repairs for own in self.rows)
+
+    def keep(self, kinds: tuple[type[Processor], ...]) -> "RowPipelines":
+        """Return these pipelines without processors of other classes than `kinds`."""
+        return RowPipelines(tuple(own.keep(kinds) for own in self.rows))
+
+    def take_rows(self, rows: Sequence[int]) -> "RowPipelines":
+        """Return the pipelines of some rows."""
+        return RowPipelines(tuple(self.rows[row] for row in rows))
+
+    def join_rows(self, other: "RowPipelines") -> "RowPipelines":
+        """Return these pipelines followed by the `other` ones."""
+        return RowPipelines((*self.rows, *other.rows))
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        if self.shared is not None:
+            return self.shared(scores, history)
+        found = torch.empty_like(scores)
+        for own, members in self.groups:
+            rows = torch.tensor(members, device=scores.device)
+            found[rows] = scores[rows] if own.idle else own(scores[rows], history.of_rows(rows)).to(found.dtype)
+        return found

@@ -1,0 +1,198 @@
+"""Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from mmspec.core.records import Draft
+
+_PENDING = ("nodes", "parents", "start")  # what pending tokens hold by row under token-exact rules
+
+
+class ChangesRows(Protocol):
+    """What holds state by row and lets rows leave and join between two rounds.
+
+    What a row generates does not depend on it: noise is keyed by the row's seed and output positions.
+    """
+
+    @property
+    def joinable(self) -> bool:
+        """True once rows can be taken and joined: the prompt has been run, and nothing of it waits."""
+        ...
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows, in a new order.
+
+        Args:
+            rows: numbers of the rows that stay.
+        """
+        ...
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another one, which is not used afterwards.
+
+        Args:
+            other: of the same class and settings.
+        """
+        ...
+
+
+class RowState:
+    """Base of what keeps its state by row in attributes; see `ChangesRows`.
+
+    Attributes:
+        by_row: their names. Each holds a tensor [B, ...], an object with `take_rows` and `join_rows` that return a new one, or None until
+            the prompt has been run.
+    """
+
+    by_row: ClassVar[tuple[str, ...]] = ()
+
+    @property
+    def joinable(self) -> bool:
+        """True once every one of them is there."""
+        return all(getattr(self, name) is not None for name in self.by_row)
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows.
+
+        Args:
+            rows: numbers of the rows that stay.
+        """
+        for name in self.by_row:
+            found = getattr(self, name)
+            setattr(self, name, rows_of(found, rows) if isinstance(found, Tensor) else found.take_rows(rows))
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another one.
+
+        Args:
+            other: of the same class and settings.
+        """
+        for name in self.by_row:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            setattr(self, name, joined(mine, theirs) if isinstance(mine, Tensor) else mine.join_rows(theirs))
+
+
+class SessionRowState(RowState):
+    """Base of what keeps state by row in a session of its own, too.
+
+    Attributes:
+        session: the session, `ChangesRows`; None until the prompt has been read.
+    """
+
+    session: Any
+
+    @property
+    def joinable(self) -> bool:
+        """True once the session has run its prompt, too."""
+        return self.session is not None and self.session.joinable and super().joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `RowState.take_rows`."""
+        self.session.take_rows(rows)
+        super().take_rows(rows)
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another one; see `RowState.join_rows`."""
+        self.session.join_rows(other.session)
+        super().join_rows(other)
+
+
+def changes_rows(part: Any) -> bool:
+    """Return True if rows of `part` can join and leave.
+
+    Args:
+        part: a session or a state.
+
+    Returns:
+        Whether its class is `ChangesRows`; one that inherits it sets `join_rows` to None to say no. Nothing of `part` is read.
+    """
+    return all(callable(getattr(type(part), name, None)) for name in ("take_rows", "join_rows"))
+
+
+def refuse_fixed_rows(part: Any, role: str) -> None:
+    """Refuse what cannot let rows join and leave.
+
+    Args:
+        part: a session.
+        role: what it is, for the message.
+
+    Raises:
+        ValueError: if it is not `ChangesRows`.
+    """
+    if not changes_rows(part):
+        raise ValueError(
+            f"{role} ({type(part).__name__}) keeps states of the whole batch, so that rows cannot join a running generation: "
+            "use mmspec.text.generate, or another drafter, such as lookup, suffix, a model or a trained drafter"
+        )
+
+
+def rows_of(found: Tensor, rows: Sequence[int]) -> Tensor:
+    """Select rows of a tensor.
+
+    Args:
+        found: [B, ...].
+        rows: their numbers.
+
+    Returns:
+        [len(rows), ...]; `found` itself where nothing changes.
+    """
+    if list(rows) == list(range(len(found))):
+        return found
+    return found[torch.tensor(list(rows), dtype=torch.long, device=found.device)]
+
+
+def joined(one: Tensor, other: Tensor, pad: int | float | bool = 0, left: bool = True) -> Tensor:
+    """Concatenate tensors by rows; the narrower one is padded in the second dimension.
+
+    Args:
+        one: [A, N, ...], or [A].
+        other: [B, M, ...], or [B].
+        pad: what fills the columns that are added.
+        left: add them in front; False behind.
+
+    Returns:
+        [A + B, max(N, M), ...], or [A + B].
+    """
+    if one.dim() > 1 and one.shape[1] != other.shape[1]:
+        most = max(one.shape[1], other.shape[1])
+        one, other = widened(one, most, pad, left), widened(other, most, pad, left)
+    return torch.cat([one, other])
+
+
+def pending_rows(pending: "Draft", rows: Sequence[int]) -> "Draft":
+    """Select rows of the pending tokens.
+
+    Args:
+        pending: a draft of one root.
+        rows: numbers of the rows.
+
+    Returns:
+        A draft of these rows.
+    """
+    return replace(pending, **{name: rows_of(getattr(pending, name), rows) for name in _PENDING})
+
+
+def joined_pending(one: "Draft", other: "Draft") -> "Draft":
+    """Concatenate the pending tokens of two generations.
+
+    Args:
+        one, other: drafts of one root.
+
+    Returns:
+        A draft of the rows of both.
+    """
+    return replace(one, **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in _PENDING})
+
+
+def widened(found: Tensor, columns: int, pad: int | float | bool = 0, left: bool = True) -> Tensor:
+    """Pad the second dimension of `found` [B, N, ...] to `columns` with `pad`, in front or behind."""
+    more = columns - found.shape[1]
+    if more <= 0:
+        return found
+    sides = (more, 0) if left else (0, more)
+    return nn.functional.pad(found, (*(0, 0) * (found.dim() - 2), *sides), value=pad)

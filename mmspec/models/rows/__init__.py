@@ -1,0 +1,1 @@
+"""Rows of sessions that join and leave."""

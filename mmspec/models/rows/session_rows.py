@@ -1,0 +1,100 @@
+"""Rows of a target's session that join and leave between rounds, and prompts that are run piece by piece before the first round."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+from torch import Tensor
+
+from mmspec.core.processors.by_row import RowPipelines
+from mmspec.core.rows.changes import changes_rows, joined, rows_of
+
+if TYPE_CHECKING:
+    from mmspec.models.session import HFSession
+    from mmspec.models.slot_cache import SlotCache
+    from mmspec.models.target import HFTarget
+
+
+class SessionRows:
+    """The part of `HFSession` that changes its rows; see `core.rows.changes.ChangesRows`."""
+
+    target: "HFTarget"
+    cache: "SlotCache"
+    state: Any
+    lengths: Tensor
+    ids: Tensor
+    context: tuple[Tensor, Tensor] | None
+
+    @property
+    def joinable(self) -> bool:
+        """True once the prompt is cached and no draft is under way. ValueError for sessions whose rows cannot change."""
+        self._refuse_fixed()
+        begun = self.context is None and self.slots is None  # type: ignore[attr-defined]
+        return begun and (self.state is None or self.state.joinable)
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.cache.take_rows(rows)
+        self.lengths, self.ids = rows_of(self.lengths, rows), rows_of(self.ids, rows)
+        if self.state is not None:
+            self.state.take_rows(rows)
+        processors = self.target.processors
+        if isinstance(processors, RowPipelines):
+            self.target = replace(self.target, processors=processors.take_rows(rows))  # pyright: ignore[reportArgumentType]
+        self._measure()
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.cache.join_rows(other.cache)
+        more = self.cache.capacity
+        ids = [torch.nn.functional.pad(part, (0, more - part.shape[1])) for part in (self.ids, other.ids)]
+        self.lengths, self.ids = joined(self.lengths, other.lengths), torch.cat(ids)
+        if self.state is not None:
+            self.state.join_rows(other.state)
+        mine, theirs = self.target.processors, other.target.processors
+        if isinstance(mine, RowPipelines) and isinstance(theirs, RowPipelines):
+            self.target = replace(self.target, processors=mine.join_rows(theirs))  # pyright: ignore[reportArgumentType]
+        self._measure()
+
+    def _measure(self: Any) -> None:
+        """Bounds of the rows' lengths, read from the device once a change; processors of the new rows."""
+        lengths = self.lengths.tolist()
+        self.bound, self.floor = max(lengths, default=0), min(lengths, default=-1)
+        self.even = self.bound == self.floor
+        self._rows = torch.arange(len(lengths), device=self.lengths.device)[:, None]
+        self._reads_paths = getattr(self.target.processors, "reads_paths", True)
+        self.draft = self.ahead = None
+
+    def _refuse_fixed(self) -> None:
+        """ValueError for what cannot let rows join: states other than slots, captured forwards."""
+        name = type(self.target.model).__name__
+        if self.target.captured is not None:
+            raise ValueError(f"{name} is captured for one number of rows, so that none can join: leave capture out")
+        if hasattr(self.target.family, "scored") or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
+            raise ValueError(
+                f"{name} keeps more than keys and values of its own text, so that rows cannot join a running generation: "
+                "use mmspec.text.generate"
+            )
+
+    @torch.no_grad()
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompt, before the first round. What remains is run with the first draft.
+
+        Args:
+            columns: columns to run, at least 1.
+
+        Returns:
+            True if no more than `columns` columns of the prompt remain, or if the family runs prompts whole.
+        """
+        session: HFSession = self  # type: ignore[assignment]
+        family = self.target.family
+        if self.context is None or not hasattr(family, "pieces") or hasattr(family, "scored"):  # as in `HFSession._prefill`
+            return True
+        sizes, (ids, lengths) = family.pieces(self.target.model, self.state), self.context  # type: ignore[attr-defined]
+        if sizes is None or ids.shape[1] - session.bound <= columns:
+            return True
+        session.make_room(1)
+        start, stop = session.bound, session.bound + min(columns, sizes[1])
+        session.pieces += session._piece(ids[:, start:stop], lengths, start)
+        return ids.shape[1] - stop <= columns

@@ -1,0 +1,217 @@
+"""`mmspec.Engine`: many requests, each submitted on its own, in one running generation."""
+
+import heapq
+import queue
+from collections.abc import Mapping, Sequence
+from itertools import count
+from threading import Condition, Thread
+from time import monotonic
+from typing import Any
+
+import torch
+
+from mmspec.core.control import Control
+from mmspec.core.processors.history import Processor
+from mmspec.core.rules.base import Accept
+from mmspec.core.stopping import Stop
+from mmspec.run.arguments import check
+from mmspec.run.request import Request
+from mmspec.run.shapes import Tree
+from mmspec.serving.handle import RequestHandle
+from mmspec.serving.scheduler import EngineCounts, Scheduler
+from mmspec.serving.text_model import TextModel, TextOptions
+
+
+class Engine:
+    """Serves text requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
+
+    A request's tokens are those that `mmspec.text.generate` gives for it alone, with the same seed, whatever runs beside it. One thread
+    drives the model. Use it as a context manager: leaving it waits for all requests, or cancels them after an exception.
+
+    Args:
+        target: a transformers causal language model, in eval mode, on one device.
+        drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
+        accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
+            drawing of noise; or another token-exact rule.
+        draft_length: as in `mmspec.text.generate`; "auto" is measured at every number of rows.
+        tree: as in `mmspec.text.generate`.
+        stop_below: as in `mmspec.text.generate`.
+        max_rows: most requests that run at a time.
+        max_length: most tokens of a prompt and its output together; None for the model's positions.
+        max_queue: most requests that wait for a row.
+        piece: columns of prompts that are run between two rounds: longer prompts are run in pieces, so that they do not hold up the rows
+            that generate.
+
+    Raises:
+        ValueError: for models, drafters and rules that an engine cannot serve, and for numbers out of range.
+    """
+
+    def __init__(
+        self,
+        target: Any,
+        drafter: Any = None,
+        *,
+        accept: str | Accept = "exact",
+        draft_length: int | str | Control = "auto",
+        tree: Tree = None,
+        stop_below: float | None = None,
+        max_rows: int = 8,
+        max_length: int | None = None,
+        max_queue: int = 256,
+        piece: int = 256,
+    ):
+        check(max_rows=max_rows, max_queue=max_queue, piece=piece, max_length=max_length)
+        if draft_length == 0:
+            drafter = None
+        request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)
+        self.model = TextModel.of(target, request, max_length)
+        self.max_queue = max_queue
+        self._waiting: list[tuple[int, int, RequestHandle]] = []  # a heap: largest priority first, then in order of arrival
+        self._numbers = count()
+        self._changed = Condition()
+        self._closed = self._cancelling = False
+        self._broken: BaseException | None = None
+        self._scheduler = Scheduler(self.model, max_rows, piece, self._next)
+        self._thread = Thread(target=self._serve, name="mmspec-engine", daemon=True)
+        self._thread.start()
+
+    def submit(
+        self,
+        inputs: Mapping[str, Any],
+        *,
+        seed: int = 0,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float | None = None,
+        max_new_tokens: int = 128,
+        processors: Sequence[Processor] = (),
+        stops: Sequence[Stop] = (),
+        priority: int = 0,
+        wait: float | None = 0.0,
+    ) -> RequestHandle:
+        """Submit a request. Safe under threads.
+
+        Args:
+            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding.
+            seed, temperature, top_k, top_p, repetition_penalty, max_new_tokens, processors, stops: as in `mmspec.text.generate`, for one
+                row.
+            priority: requests of larger ones start first.
+            wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
+
+        Returns:
+            The handle.
+
+        Raises:
+            ValueError: for invalid arguments, in one line.
+            queue.Full: if there is no place after `wait` seconds.
+            RuntimeError: if the engine is closed, or its thread has ended.
+        """
+        check(priority=priority)
+        options = TextOptions(max_new_tokens, seed, temperature, top_k, top_p, repetition_penalty, processors, stops)
+        with torch.no_grad():
+            work = self.model.read(inputs, options)
+        handle = RequestHandle(work, priority, self.model.rule.exactness)
+        until = None if wait is None else monotonic() + wait
+        with self._changed:
+            self._check_open()
+            self._drop_cancelled()
+            while len(self._waiting) >= self.max_queue:
+                left = None if until is None else until - monotonic()
+                if left is not None and left <= 0:
+                    raise queue.Full(f"{self.max_queue} requests are waiting: submit again later, or raise max_queue")
+                self._changed.wait(left)
+                self._check_open()
+            heapq.heappush(self._waiting, (-priority, next(self._numbers), handle))
+            self._changed.notify_all()
+        return handle
+
+    @property
+    def counts(self) -> EngineCounts:
+        """Forwards, columns, tokens and requests so far."""
+        return self._scheduler.counts
+
+    @property
+    def rows(self) -> int:
+        """Requests that have a row."""
+        return self._scheduler.rows
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a row."""
+        with self._changed:
+            return len(self._waiting)
+
+    def close(self, cancel: bool = False) -> None:
+        """End the engine; no request is lost: each is finished, or cancelled.
+
+        Args:
+            cancel: cancel all requests; by default they are finished first.
+        """
+        with self._changed:
+            self._closed, self._cancelling = True, self._cancelling or cancel
+            self._changed.notify_all()
+        self._thread.join()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(cancel=kind is not None)
+
+    # --- the engine's thread ------------------------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._broken is not None:
+            raise RuntimeError(f"the engine's thread has ended: {self._broken}")
+        if self._closed:
+            raise RuntimeError("the engine is closed: make another one")
+
+    def _drop_cancelled(self) -> None:
+        """Let cancelled requests leave the queue."""
+        gone = [entry for entry in self._waiting if entry[2].cancelled]
+        if gone:
+            self._waiting = [entry for entry in self._waiting if not entry[2].cancelled]
+            heapq.heapify(self._waiting)
+            for *_, handle in gone:
+                handle.drop()
+            self.counts.cancelled += len(gone)
+            self._changed.notify_all()
+
+    def _next(self, most: int | None) -> RequestHandle | None:
+        """The request that starts next, if its prompt has at most `most` tokens."""
+        with self._changed:
+            self._drop_cancelled()
+            if not self._waiting or (most is not None and len(self._waiting[0][2].work.ids) > most):
+                return None
+            self._changed.notify_all()
+            return heapq.heappop(self._waiting)[2]
+
+    def _serve(self) -> None:
+        try:
+            with torch.no_grad():
+                while self._due():
+                    self._scheduler.step()
+        except BaseException as error:
+            self._broken = error
+        finally:
+            with self._changed:
+                self._closed = True
+                handles, self._waiting = [entry[2] for entry in self._waiting], []
+                self._changed.notify_all()
+            self._scheduler.end_all(self._broken)
+            for handle in handles:
+                handle.drop() if self._broken is None else handle.end(self._broken)
+
+    def _due(self) -> bool:
+        """Wait for work. False at the end."""
+        with self._changed:
+            while True:
+                if self._cancelling:
+                    return False
+                self._drop_cancelled()
+                if self._waiting or not self._scheduler.idle:
+                    return True
+                if self._closed:
+                    return False
+                self._changed.wait()

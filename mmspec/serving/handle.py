@@ -1,0 +1,152 @@
+"""The handle of a submitted request: its tokens as they are committed, its result, and its end."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import fields, replace
+from threading import Condition
+from time import monotonic
+from typing import Any
+
+import torch
+
+from mmspec.core.records import Committed, Step
+from mmspec.core.result import Generation
+from mmspec.core.stats import Stats
+from mmspec.serving.pieces import text_pieces
+from mmspec.serving.text_model import TextWork
+
+
+class RequestHandle:
+    """A request in an engine. Safe under threads.
+
+    Args:
+        work: the request.
+        priority: larger ones start first.
+        exactness: of the engine's accept rule.
+    """
+
+    def __init__(self, work: TextWork, priority: int, exactness: str):
+        self.work, self.priority = work, priority
+        self.stats = Stats(exactness=exactness)
+        self.cancelled = False  # asked for; the row leaves before the next round
+        self._tokens: list[int] = []
+        self._seen = 0  # tokens of the run under way, which may be a second one
+        self._state = Condition()
+        self.submitted = monotonic()
+        self._latency: float | None = None
+        self._ended = False
+        self._error: BaseException | None = None
+
+    @property
+    def done(self) -> bool:
+        """True once the request has finished, failed or been cancelled."""
+        return self._ended
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds from submission to the end; None before it."""
+        return self._latency
+
+    @property
+    def tokens(self) -> list[int]:
+        """The tokens committed so far."""
+        with self._state:
+            return list(self._tokens)
+
+    def cancel(self) -> None:
+        """End the request before the next round. Nothing happens if it has ended."""
+        self.cancelled = True
+
+    def result(self, timeout: float | None = None) -> Generation:
+        """Wait for the end of the request.
+
+        Args:
+            timeout: seconds to wait; None for no limit.
+
+        Returns:
+            `tokens` LongTensor [1, S], `lengths` LongTensor [1] and the request's own `stats`, as `mmspec.text.generate` returns them for
+            the prompt alone. The seconds of `stats` are those of the rounds that it took part in.
+
+        Raises:
+            TimeoutError: if it has not ended by then.
+            concurrent.futures.CancelledError: if it was cancelled.
+            Exception: what ended it, such as FloatingPointError for logits that are not finite.
+        """
+        with self._state:
+            if not self._state.wait_for(lambda: self._ended, timeout):
+                raise TimeoutError(f"the request has not ended after {timeout} s")
+        if self._error is not None:
+            raise self._error
+        device = self.work.ids.device
+        tokens = torch.tensor([self._tokens], dtype=torch.long, device=device)
+        return Generation(tokens, torch.tensor([len(self._tokens)], device=device), self.stats)
+
+    def stream(self, decode: Callable[[list[int]], str] | None = None) -> Iterator[Any]:
+        """Iterate over what is committed, from the first token on, as it comes.
+
+        Args:
+            decode: maps ids to text, such as a tokenizer's `decode`. Then pieces of text are yielded, which end between characters.
+
+        Yields:
+            Token ids, or text.
+
+        Raises:
+            concurrent.futures.CancelledError: after the last token, if the request was cancelled.
+            Exception: after the last token, what ended the request.
+        """
+        tokens = self._each()
+        yield from tokens if decode is None else text_pieces(tokens, decode)
+
+    def _each(self) -> Iterator[int]:
+        place = 0
+        while True:
+            with self._state:
+                self._state.wait_for(lambda: self._ended or len(self._tokens) > place)  # noqa: B023
+                new = self._tokens[place:]
+            yield from new
+            place += len(new)
+            if not new:
+                break
+        if self._error is not None:
+            raise self._error
+
+    # --- for the engine -----------------------------------------------------------------------------------------------
+
+    def add(self, step: Step, row: int) -> None:
+        """Take in a row of a round; the tokens of a second run that were there before are left out.
+
+        Args:
+            step: the round.
+            row: the request's row.
+        """
+        values = step.committed.values[row]
+        own = replace(step, committed=_row_of(step.committed, row))
+        with self._state:
+            self.stats.add(own)
+            self._tokens += values[max(0, len(self._tokens) - self._seen) :]
+            self._seen += len(values)
+            self._state.notify_all()
+
+    def restart(self) -> None:
+        """Begin a second run, which commits the same tokens: noise depends on the seed and output positions alone."""
+        self._seen, self.stats = 0, Stats(exactness=self.stats.exactness)
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the request.
+
+        Args:
+            error: what ended it; None where it finished.
+        """
+        with self._state:
+            if not self._ended:
+                self._ended, self._error, self._latency = True, error, monotonic() - self.submitted
+                self._state.notify_all()
+
+    def drop(self) -> None:
+        """End the request as cancelled."""
+        self.end(CancelledError("the request was cancelled"))
+
+
+def _row_of(committed: Committed, row: int) -> Committed:
+    parts: dict[str, Any] = {each.name: getattr(committed, each.name) for each in fields(Committed)}
+    return Committed(**{name: [part[row]] if isinstance(part, Sequence) else part for name, part in parts.items()})

@@ -1,0 +1,263 @@
+"""Continuous batching: rows join and leave a running generation between its rounds (Orca, Yu et al. 2022).
+
+A request begins in a generation of its own, whose prompt is run in pieces between the rounds of the running one; after its first rounds,
+when target and drafter have run the prompt, its row joins. Rows that have ended leave before the next round, so that none is idle.
+
+What a row generates does not depend on the rows beside it: noise is keyed by its seed and output positions, and every accept rule of an
+engine commits the target's own tokens. So if a round fails, every request of it is run again, alone, and commits the tokens it had; the one
+that fails again ends with its error, and the others go on.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+from mmspec.core.control import ControlSession
+from mmspec.core.decode import Rounds
+from mmspec.core.records import Step
+from mmspec.serving.handle import RequestHandle
+from mmspec.serving.text_model import TextModel
+
+
+@dataclass
+class EngineCounts:
+    """What an engine has done.
+
+    Args:
+        forwards: forwards of the target.
+        columns: columns of these forwards, over all rows, padding included.
+        rounds: rounds of the running generation.
+        rows: rows of these rounds, summed.
+        tokens: tokens committed.
+        drafted, accepted: draft tokens, and those accepted.
+        finished, failed, cancelled: requests that have ended, by how.
+        restarted: requests that were run again because another one beside them failed.
+    """
+
+    forwards: int = 0
+    columns: int = 0
+    rounds: int = 0
+    rows: int = 0
+    tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    restarted: int = 0
+
+    def to_dict(self) -> dict[str, int]:
+        """Return all counts by name."""
+        return asdict(self)
+
+
+class Scheduler:
+    """Runs requests in one generation, without threads: `step` runs what is due between two rounds, and a round.
+
+    Args:
+        model: target and drafter.
+        max_rows: most rows, those whose prompts are being run included.
+        piece: columns of prompts that are run between two rounds.
+        take: returns the next request that may start, or None; called with the most tokens that its prompt may have, or None for any.
+    """
+
+    def __init__(self, model: TextModel, max_rows: int, piece: int, take: Callable[[int | None], RequestHandle | None]):
+        self.model, self.max_rows, self.piece, self.take = model, max_rows, piece, take
+        self.counts = EngineCounts()
+        self.controller: ControlSession = model.control.begin()
+        self.running: _Running | None = None
+        self.starting: _Running | None = None
+        self.apart: deque[RequestHandle] = deque()  # to run alone: a round in which they took part has failed
+        self.alone = False
+
+    @property
+    def rows(self) -> int:
+        """Requests that have a row."""
+        return sum(len(part.handles) for part in (self.running, self.starting) if part is not None)
+
+    @property
+    def idle(self) -> bool:
+        """True if no request has been started."""
+        return not self.rows and not self.apart
+
+    def step(self) -> None:
+        """Let rows leave, begin requests, run a piece of their prompts, let them join, and run a round."""
+        self._leave()
+        self._begin()
+        if self.starting is not None and self._try(self._advance, self.starting):
+            self._try(self._join, self.starting, self.running)
+        if self.running is not None:
+            self._try(self._round, self.running)
+
+    def end_all(self, error: BaseException | None = None) -> None:
+        """End every request that has been started.
+
+        Args:
+            error: what ended them; None for cancelled.
+        """
+        for handle in (*self._handles(), *self.apart):
+            self._end(handle, error, cancelled=error is None)
+        self.running = self.starting = None
+        self.apart.clear()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def _handles(self) -> list[RequestHandle]:
+        return [handle for part in (self.running, self.starting) if part is not None for handle in part.handles]
+
+    def _leave(self) -> None:
+        """Drop the rows of requests that have ended or were cancelled."""
+        for name in ("running", "starting"):
+            part: _Running | None = getattr(self, name)
+            if part is None:
+                continue
+            for handle in part.handles:
+                if handle.cancelled and not handle.done:
+                    self._end(handle, None, cancelled=True)
+            staying = [row for row, handle in enumerate(part.handles) if not handle.done]
+            if not staying:
+                setattr(self, name, None)
+            elif len(staying) < len(part.handles) and part.rounds.joinable:
+                self._try(partial(part.take_rows, _compacted(staying)), part)
+        self.alone = self.alone and self.rows > 0
+
+    def _begin(self) -> None:
+        """Open a generation for the next requests, if rows are free: several, if their prompts fit one piece together."""
+        if self.starting is not None or self.alone:
+            return
+        if self.apart:
+            if self.running is None:
+                self.alone = True
+                self._open([self.apart.popleft()])
+            return
+        found: list[RequestHandle] = []
+        longest = 0
+        while self.rows + len(found) < self.max_rows:
+            handle = self.take(None if not found else self.piece // (len(found) + 1))
+            if handle is None:
+                break
+            longest = max(longest, len(handle.work.ids))
+            found.append(handle)
+            if longest * (len(found) + 1) > self.piece:
+                break
+        if found:
+            self._open(found)
+
+    def _open(self, handles: list[RequestHandle]) -> None:
+        try:
+            self.starting = _Running(self.model.open([handle.work for handle in handles]), handles)
+        except Exception as error:
+            self._fail(handles, error)
+
+    # --- work ---------------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> bool:
+        """Run a piece of the starting requests' prompts, or one of their first rounds. True where they can join."""
+        assert self.starting is not None
+        part, session = self.starting, self.starting.rounds.session
+        if not part.read:
+            before = session.bound  # type: ignore[attr-defined]
+            part.read = session.prefill(self.piece)  # type: ignore[attr-defined]
+            done = session.bound - before  # type: ignore[attr-defined]
+            self._count(done * len(part.handles), int(done > 0))
+            if not part.read or done:
+                return False
+        first = session.context is not None  # type: ignore[attr-defined]
+        rest = session.context[0].shape[1] - session.bound if first else 0  # type: ignore[attr-defined]
+        step = part.rounds.run()
+        self._take_in(part, step, rest)
+        return part.rounds.open and part.rounds.joinable
+
+    def _join(self) -> bool:
+        """Let the rows of the starting requests join the running ones."""
+        part = self.starting
+        assert part is not None
+        staying = [row for row, handle in enumerate(part.handles) if not handle.done]
+        if len(staying) < len(part.handles):
+            part.take_rows(_compacted(staying))
+        if self.running is None:
+            self.running = part
+            part.rounds.controller, part.rounds.length, part.rounds.fixed = self.controller, None, False
+        else:
+            self.running.join(part)
+        self.starting = None
+        return True
+
+    def _round(self) -> bool:
+        part = self.running
+        assert part is not None
+        if part.rounds.open:
+            self._take_in(part, part.rounds.run(), 0)
+            self.counts.rounds += 1
+            self.counts.rows += len(part.handles)
+        return True
+
+    def _take_in(self, part: "_Running", step: Step, prompt: int) -> None:
+        """Hand every request its row of a round, which also ran `prompt` columns of prompts."""
+        self._count((prompt + step.draft.size) * len(part.handles), 1)
+        committed = step.committed
+        for row, handle in enumerate(part.handles):
+            if handle.done:
+                continue
+            self.counts.tokens += len(committed.values[row])
+            self.counts.drafted += committed.drafted[row]
+            self.counts.accepted += committed.accepted[row]
+            handle.add(step, row)
+            if committed.ended[row]:
+                self._end(handle, None)
+
+    def _count(self, columns: int, forwards: int) -> None:
+        self.counts.columns += columns
+        self.counts.forwards += forwards
+
+    def _end(self, handle: RequestHandle, error: BaseException | None, cancelled: bool = False) -> None:
+        name = "cancelled" if cancelled else "finished" if error is None else "failed"
+        setattr(self.counts, name, getattr(self.counts, name) + 1)
+        handle.drop() if cancelled else handle.end(error)
+
+    # --- failures -----------------------------------------------------------------------------------------------------
+
+    def _try(self, work: Callable[[], Any], *parts: "_Running | None") -> Any:
+        """Return what some work returns. Where it fails, the requests of `parts` are run again, each alone; then False."""
+        try:
+            return work()
+        except Exception as error:
+            there = [part for part in parts if part is not None]
+            self.running, self.starting = (None if part in there else part for part in (self.running, self.starting))
+            self._fail([handle for part in there for handle in part.handles if not handle.done], error)
+            return False
+
+    def _fail(self, handles: Sequence[RequestHandle], error: Exception) -> None:
+        if len(handles) == 1:
+            self._end(handles[0], error)
+            self.alone = False
+            return
+        for handle in handles:
+            handle.restart()
+            self.counts.restarted += 1
+        self.apart.extend(handles)
+
+
+class _Running:
+    """A generation, and the request of each of its rows."""
+
+    def __init__(self, rounds: Rounds, handles: Iterable[RequestHandle]):
+        self.rounds, self.handles = rounds, list(handles)
+        self.read = False  # all but the last piece of the prompt has been run
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        self.rounds.take_rows(rows)
+        self.handles = [self.handles[row] for row in rows]
+
+    def join(self, other: "_Running") -> None:
+        self.rounds.join_rows(other.rounds)
+        self.handles += other.handles
+
+
+def _compacted(staying: list[int]) -> list[int]:
+    """The rows that stay, in an order in which few of them move: the last ones fill the places of those that leave."""
+    count, found = len(staying), {row: row for row in staying if row < len(staying)}
+    moved = iter(row for row in staying if row >= count)
+    return [found[place] if place in found else next(moved) for place in range(count)]

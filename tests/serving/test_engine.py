@@ -1,0 +1,241 @@
+"""The engine under threads: streams, cancelled rows, priorities, a full queue, failures and its end."""
+
+import queue
+import time
+from concurrent.futures import CancelledError
+from threading import Event, Thread
+
+import pytest
+import torch
+
+import mmspec
+from mmspec import Engine
+from mmspec.serving.pieces import text_pieces
+from tests.conftest import llama
+
+PROMPT = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}
+WAIT = 60
+
+
+@pytest.fixture(scope="module")
+def model():
+    return llama(2, seed=0)
+
+
+def alone(model, **options):
+    return mmspec.text.generate(model, PROMPT, **options).tokens[0].tolist()
+
+
+class Gate:
+    """A stop function that holds the engine at a row's first token until it is opened."""
+
+    def __init__(self):
+        self.reached, self.opened = Event(), Event()
+
+    def __call__(self, row, values):
+        self.reached.set()
+        assert self.opened.wait(WAIT)
+        return False
+
+
+def test_many_threads_submit_and_each_gets_its_own(model):
+    found = {}
+    with Engine(model, "lookup", max_rows=3) as engine:
+
+        def ask(seed):
+            found[seed] = engine.submit(PROMPT, seed=seed, temperature=1.0, max_new_tokens=4 + seed).result(WAIT)
+
+        threads = [Thread(target=ask, args=(seed,)) for seed in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(WAIT)
+    for seed, out in found.items():
+        assert out.tokens[0].tolist() == alone(model, seed=seed, temperature=1.0, max_new_tokens=4 + seed)
+        assert out.lengths.tolist() == [4 + seed]
+        assert out.stats.tokens == 4 + seed
+        assert out.stats.exactness == "token-exact"
+    assert engine.counts.finished == 8
+
+
+def test_a_stream_gives_tokens_as_they_are_committed(model):
+    gate = Gate()
+    with Engine(model) as engine:
+        handle = engine.submit(PROMPT, max_new_tokens=6, stops=[gate])
+        assert gate.reached.wait(WAIT)
+        assert not handle.done
+        gate.opened.set()
+        assert list(handle.stream()) == handle.result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=6)
+        assert "".join(handle.stream(lambda ids: "".join(chr(97 + i % 26) for i in ids))) == "".join(
+            chr(97 + i % 26) for i in handle.tokens
+        )
+
+
+def test_pieces_of_text_end_between_characters():
+    data = "aé日本𝄞b".encode()
+    assert list(text_pieces(list(data), lambda ids: bytes(ids).decode("utf-8", "replace"))) == ["a", "é", "日", "本", "𝄞", "b"]
+    assert "".join(text_pieces(list(data[:3]), lambda ids: bytes(ids).decode("utf-8", "replace"))) == "aé"
+    assert list(text_pieces([], lambda ids: "")) == []
+
+
+def test_priorities_a_full_queue_and_cancelled_requests(model):
+    gate, order = Gate(), []
+    with Engine(model, max_rows=1, max_queue=3) as engine:
+        first = engine.submit(PROMPT, max_new_tokens=3, stops=[gate])
+        assert gate.reached.wait(WAIT)
+
+        def noted(name):
+            return lambda row, values: order.append(name) is not None
+
+        low = engine.submit(PROMPT, max_new_tokens=2, stops=[noted("low")])
+        high = engine.submit(PROMPT, max_new_tokens=2, stops=[noted("high")], priority=1)
+        gone = engine.submit(PROMPT, max_new_tokens=2, stops=[noted("gone")])
+        with pytest.raises(queue.Full, match=r"^3 requests are waiting"):
+            engine.submit(PROMPT)
+        gone.cancel()
+        engine.submit(PROMPT, max_new_tokens=1).cancel()  # takes the place of the cancelled one
+        gate.opened.set()
+        assert first.result(WAIT).lengths.tolist() == [3]
+        assert low.result(WAIT).lengths.tolist() == high.result(WAIT).lengths.tolist() == [2]
+        with pytest.raises(CancelledError):
+            gone.result(WAIT)
+    assert order == ["high", "high", "low", "low"]
+    assert engine.counts.cancelled == 2
+
+
+def test_a_running_row_is_cancelled_and_the_others_go_on(model):
+    gate = Gate()
+    with Engine(model, max_rows=2) as engine:
+        other = engine.submit(PROMPT, max_new_tokens=30, seed=1, temperature=1.0)
+        handle = engine.submit(PROMPT, max_new_tokens=200, stops=[gate])
+        assert gate.reached.wait(WAIT)
+        handle.cancel()
+        gate.opened.set()
+        assert other.result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=30, seed=1, temperature=1.0)
+        with pytest.raises(CancelledError):
+            handle.result(WAIT)
+    assert 1 <= len(handle.tokens) < 200
+
+
+def test_an_error_in_one_request_ends_no_other(model):
+    def broken(row, values):
+        if len(values) == 5:
+            raise ZeroDivisionError("a stop function that fails")
+        return False
+
+    with Engine(model, "lookup", max_rows=4) as engine:
+        fine = [engine.submit(PROMPT, seed=seed, temperature=1.0, max_new_tokens=12) for seed in range(3)]
+        bad = engine.submit(PROMPT, max_new_tokens=12, stops=[broken])
+        later = engine.submit(PROMPT, max_new_tokens=3)
+        for seed, handle in enumerate(fine):
+            assert handle.result(WAIT).tokens[0].tolist() == alone(model, seed=seed, temperature=1.0, max_new_tokens=12)
+            assert list(handle.stream()) == handle.tokens
+            assert handle.stats.tokens == 12
+        with pytest.raises(ZeroDivisionError):
+            bad.result(WAIT)
+        assert later.result(WAIT).lengths.tolist() == [3]
+    assert engine.counts.failed == 1
+    assert engine.counts.finished == 4
+
+
+def test_logits_that_are_not_finite_end_their_request_alone(model):
+    broken = llama(2, seed=0)
+    broken.model.embed_tokens.weight.data[9] = torch.nan
+    with Engine(broken, max_rows=3) as engine:
+        bad = engine.submit({"input_ids": torch.tensor([[5, 9]])}, max_new_tokens=4)
+        fine = engine.submit(PROMPT, max_new_tokens=1)
+        with pytest.raises(FloatingPointError, match="in row 0 at output position 0"):
+            bad.result(WAIT)
+        assert fine.result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=1)
+
+
+def test_a_processor_of_one_request_is_applied_to_its_row_alone(model):
+    def sevens(scores, history):
+        return torch.where(torch.arange(scores.shape[-1]) == 7, scores, -torch.inf)
+
+    with Engine(model, max_rows=3) as engine:
+        both = [engine.submit(PROMPT, max_new_tokens=9, processors=own) for own in ([], [sevens])]
+        assert both[0].result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=9)
+        assert both[1].result(WAIT).tokens[0].tolist() == [7] * 9
+
+
+def test_no_request_is_lost_at_the_end(model):
+    engine = Engine(model, max_rows=2)
+    handles = [engine.submit(PROMPT, max_new_tokens=5) for _ in range(6)]
+    engine.close()
+    assert [handle.result(0).lengths.tolist() for handle in handles] == [[5]] * 6
+    with pytest.raises(RuntimeError, match="the engine is closed"):
+        engine.submit(PROMPT)
+    engine.close()
+
+
+def test_an_exception_in_the_callers_block_cancels_what_runs(model):
+    gate, handles = Gate(), []
+
+    def interrupted():
+        with Engine(model, max_rows=1) as engine:
+            handles.extend((engine.submit(PROMPT, max_new_tokens=50, stops=[gate]), engine.submit(PROMPT)))
+            assert gate.reached.wait(WAIT)
+            Thread(target=lambda: (time.sleep(0.1), gate.opened.set())).start()
+            raise KeyError("the caller's own")
+
+    with pytest.raises(KeyError):
+        interrupted()
+    for handle in handles:
+        with pytest.raises(CancelledError):
+            handle.result(0)
+
+
+def test_a_request_that_takes_too_long_is_waited_for_no_longer(model):
+    gate = Gate()
+    with Engine(model) as engine:
+        handle = engine.submit(PROMPT, max_new_tokens=2, stops=[gate])
+        with pytest.raises(TimeoutError, match=r"has not ended after 0\.01 s"):
+            handle.result(0.01)
+        gate.opened.set()
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"temperature": -1.0}, "temperature is -1.0"),
+        ({"temperature": [0.0, 1.0]}, "temperature has 2 values, but a request of an engine is one row"),
+        ({"max_new_tokens": 0}, "max_new_tokens is 0"),
+        ({"max_new_tokens": 60}, "exceed the engine's 64 positions: ask for at most 59"),
+        ({"seed": "a"}, "seed is 'a'"),
+        ({"priority": 0.5}, "priority is 0.5"),
+        ({"processors": len}, "processors is "),
+    ],
+)
+def test_a_wrong_request_is_refused_before_it_waits(model, options, words):
+    with Engine(model, max_length=64) as engine, pytest.raises(ValueError, match=words) as caught:
+        engine.submit(PROMPT, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_several_prompts_are_not_one_request(model):
+    with Engine(model) as engine, pytest.raises(ValueError, match="one prompt, but input_ids has 2 rows"):
+        engine.submit({"input_ids": torch.ones(2, 3, dtype=torch.long)})
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"max_rows": 0}, "max_rows is 0"),
+        ({"accept": "token"}, "accept rule Token is distribution-exact, so that outputs would depend on the requests beside them"),
+        ({"drafter": "jacobi"}, "keeps states of the whole batch"),
+        ({"draft_length": -1}, "draft_length is -1"),
+    ],
+)
+def test_a_wrong_engine_is_refused(model, options, words):
+    with pytest.raises(ValueError, match=words) as caught:
+        Engine(model, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_read_more_than_one_text_are_refused():
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 30, "decoder_start_token_id": 0}
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration reads more than one text"):
+        Engine(T5ForConditionalGeneration(T5Config(**sizes)).eval())
