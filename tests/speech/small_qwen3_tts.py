@@ -94,7 +94,7 @@ def tensors(seed: int = 0, gain: float = 0.35) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(seed)
     made = {name: gain * torch.randn(shape, generator=draw) for name, shape in shapes.items()}
     made |= {name: 1 + value for name, value in made.items() if name.endswith("norm.weight")}
-    made["talker.codec_head.weight"][END] *= 3.0
+    made["talker.codec_head.weight"][END] *= 4.0
     return made
 
 
@@ -131,7 +131,7 @@ def codec(place: Path, seed: int = 5) -> Path:
 
     torch.manual_seed(seed)
     decoder = Qwen3TTSDecoder(DECODER)
-    made = {name: 0.3 * torch.randn_like(value) for name, value in decoder.state_dict().items()}
+    made = {name: 0.15 * torch.randn_like(value) for name, value in decoder.state_dict().items()}
     weights = {}
     for name, value in made.items():
         if name.startswith(("first.", "rest.")):
