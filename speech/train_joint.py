@@ -31,7 +31,7 @@ from mmspec.train.parallel import refuse_several_processes
 
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("way", choices=["joint", "frozen", "target"])
+    parser.add_argument("way", nargs="?", default="joint", choices=["joint", "frozen", "target"])
     parser.add_argument("--target", type=Path, default=HOME / "speech" / "target", help="the folder to begin from")
     parser.add_argument("--work", type=Path, default=Path("build/speech"), help="recorded speech")
     parser.add_argument("--out", type=Path, help="default: build/joint/WAY; target/ and heads/ are written in it")
