@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.heads.medusa import Medusa
 from mmspec.minis import HOME
-from mmspec.minis.speech_lines import held_out, nats, noise_lines, read_lines
+from mmspec.minis.speech_lines import held_out_nats, nats, noise_lines, read_lines
 from mmspec.minis.weights import llama, save_llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
@@ -73,7 +73,7 @@ def main() -> None:
         return model(*batch, frozen=turn < warm)
 
     def told(model: nn.Module, step: int) -> None:
-        print(step, json.dumps(held_out(target, held)), flush=True)
+        print(step, json.dumps(held_out_nats(target, held)), flush=True)
 
     told(target.eval(), 0)
     rates = {"": 0.25} if args.way == "target" else {"target.": 0.25}

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.minis.char_tokenizer import FIRST_CODE, letter_tokenizer
-from mmspec.minis.speech_lines import held_out, nats, noise_lines, read_lines
+from mmspec.minis.speech_lines import held_out_nats, nats, noise_lines, read_lines
 from mmspec.minis.weights import save_llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
@@ -66,11 +66,11 @@ def main() -> None:
         return nats(model, *examples.drawn(step, args.rows))
 
     def validate(model: nn.Module, step: int) -> None:
-        print(step, json.dumps(held_out(model, held)), flush=True)
+        print(step, json.dumps(held_out_nats(model, held)), flush=True)
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
     fit(model, loss, plan, args.work / "target.pt", title="target", validate=validate)
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(model, held)}
+    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out_nats(model, held)}
     save_llama(model, args.out / "target")
     letter_tokenizer().save_pretrained(args.out)
     (args.work / "target.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -12,7 +12,7 @@ from torch import Tensor
 from mmspec.models.compat.qwen_tts import hearing_mimi
 from mmspec.speech.codecs.qwen3_tts import Qwen3TTSCodec, Qwen3TTSDecoder
 from mmspec.speech.language_models.qwen3_tts import Qwen3TTS
-from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork, weights_of
+from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork, qwen3_tts_weights
 from mmspec.speech.language_models.qwen3_tts_prompts import Qwen3TTSIds
 
 TYPE, CODEC, CODEC_TYPE = "qwen3_tts", "speech_tokenizer", "qwen3_tts_tokenizer_12hz"
@@ -45,7 +45,7 @@ def load_qwen3_tts(place: Path, dtype: Any, device: torch.device | str, codec: A
 
     config = _read(place / "config.json")
     network = Qwen3TTSNetwork(config)
-    network.load_state_dict(weights_of(_weights(place), network))
+    network.load_state_dict(qwen3_tts_weights(_weights(place), network))
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     inside = place / CODEC
     if codec is None and inside.is_dir():

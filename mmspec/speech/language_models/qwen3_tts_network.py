@@ -114,7 +114,7 @@ class Resize(nn.Module):
         return self.linear_fc2(self.act_fn(self.linear_fc1(hidden)))
 
 
-def weights_of(published: Mapping[str, Tensor], network: Qwen3TTSNetwork) -> dict[str, Tensor]:
+def qwen3_tts_weights(published: Mapping[str, Tensor], network: Qwen3TTSNetwork) -> dict[str, Tensor]:
     """Return published tensors under the names of `Qwen3TTSNetwork`.
 
     Args:
