@@ -30,7 +30,7 @@ class SpeechLines:
         return ids, own
 
     def alike(self, pick: random.Random, rows: int) -> list[int]:
-        """SpeechLines of about the same length: the best of many, around one drawn at random."""
+        """Numbers of lines of about the same length: the best of many, around one drawn at random."""
         pool = sorted((pick.randrange(len(self.ids)) for _ in range(8 * rows)), key=lambda index: len(self.ids[index]))
         start = pick.randrange(len(pool) - rows + 1)
         return pool[start : start + rows]
