@@ -1,8 +1,8 @@
 """`mmspec.speech.load`: speech models by folder or hub name. `trust_remote_code` is off.
 
 Classes of transformers that generate speech need no further information. Other models are found by what their folder holds: the tokens of
-Llasa's and Orpheus's tokenizers, the files of CosyVoice. Any other causal model with a codec is described by a layout, passed by the caller
-or stored as `speech.json` in its folder, such as
+Llasa's and Orpheus's tokenizers, the files of CosyVoice, the config of Qwen3-TTS. Any other causal
+model with a codec is described by a layout, passed by the caller or stored as `speech.json` in its folder, such as
 
     {"codec": "codec", "pattern": "<|s_{}|>", "end": "<|SPEECH_GENERATION_END|>", "template": "{text}"}
 
@@ -19,6 +19,7 @@ import torch
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.speech.checkpoints.cosyvoice import load_cosyvoice, version_of
 from mmspec.speech.checkpoints.published import EXPECTED, codec_of, published
+from mmspec.speech.checkpoints.qwen3_tts import is_qwen3_tts, load_qwen3_tts
 from mmspec.speech.codecs.transformers import BLOCK, HFCodec
 from mmspec.speech.families import ADAPTERS, REFUSED, speech_model
 from mmspec.speech.families.base import SpeechModel
@@ -48,7 +49,7 @@ def load_checkpoint(
         device: device of model and codec.
         codec: folder or hub name of the codec, for models that come without it; or the codec. By default the folder `codec` inside the
             model's, then the published one. For CosyVoice, whose own package makes sound of codes, a `CosyVoicePackage`; without one, it
-            writes codes only.
+            writes codes only. Qwen3-TTS brings its own in the folder `speech_tokenizer`.
 
     Returns:
         The model, as `mmspec.speech.synthesize` takes it.
@@ -68,6 +69,8 @@ def _found(name: str, layout: Mapping[str, Any] | None, dtype: str, device: torc
 
     if version_of(Path(name)) is not None:
         return load_cosyvoice(Path(name), dtype, device, codec)
+    if is_qwen3_tts(Path(name)):
+        return load_qwen3_tts(Path(name), dtype, device, codec)
     config = hf.AutoConfig.from_pretrained(name, trust_remote_code=False)
     kind = next((each for each in config.architectures or [] if each in (*ADAPTERS, *REFUSED) and hasattr(hf, each)), None)
     options = {"dtype": dtype, "trust_remote_code": False}
