@@ -2,6 +2,8 @@
 
     python vision/train_continuous.py --head diffusion         (25 minutes on one CPU core; mixture: 26, masked: 16)
     python vision/train_continuous.py --head diffusion --draft (20 minutes; mixture, masked: 10)
+    python vision/train_continuous.py --target deep --begin diffusion --layers 12 --inner 288        (a deeper diffusion target)
+    python vision/train_continuous.py --target deep --draft --kind state        (one layer that reads the target's last hidden states)
 
 Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), its official test pictures held out; all but shoes are mirrored too. The
 autoencoder is read from OUT/autoencoder (vision/train_autoencoder.py). One picture in ten lacks its class, so that guidance has something
@@ -24,6 +26,7 @@ from mmspec.minis import pictures
 from mmspec.minis.latents import load_continuous_model, save_model
 from mmspec.train import Fit, fit
 from mmspec.train.continuous import ContinuousLoss, MixtureExample, PathExample, Table, dropped, noisy, written
+from mmspec.train.deeper import deepened
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.vision.continuous import autoencoder as auto
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
@@ -75,6 +78,10 @@ def main() -> None:
         "--head", choices=SIZES, default="diffusion", help="masked is a diffusion head behind a backbone that looks both ways"
     )
     parser.add_argument("--draft", action="store_true", help="distil a small draft from the target instead")
+    parser.add_argument("--target", metavar="NAME", help="folder of the target in OUT; default HEAD")
+    parser.add_argument("--begin", metavar="NAME", help="begin with the weights of OUT/NAME/target; further layers begin as the identity")
+    parser.add_argument("--layers", type=int, help="of the target; default by head, or those of --begin")
+    parser.add_argument("--inner", type=int, help="width of the feed-forward layers of a target made from --begin")
     parser.add_argument("--every", type=int, default=1, help="a draft's head runs at every so many states")
     parser.add_argument("--name", default="small", help="of the draft")
     parser.add_argument("--work", type=Path, help="default build/continuous-HEAD, or build/continuous-HEAD-NAME")
@@ -87,19 +94,23 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
     refuse_several_processes()
-    args.work = args.work or Path(f"build/continuous-{args.head}" + (f"-{args.name}" if args.draft else ""))
+    args.target = args.target or args.head
+    args.work = args.work or Path(f"build/continuous-{args.target}" + (f"-{args.name}" if args.draft else ""))
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     args.steps = args.steps or (DRAFT_STEPS if args.draft else STEPS)[args.head]
-    sizes, folder = SMALL if args.draft else SIZES[args.head], args.out / args.head
+    sizes, folder = SMALL if args.draft else SIZES[args.head], args.out / args.target
     if args.smoke:
-        sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.head
+        sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.target
         train = held = Table(torch.randn(8, 49, 8), torch.full((8, 49, 8), 0.1), torch.arange(8))
         if args.draft:
             save_model(make(args.head, sizes), folder / "target")
     else:
         train, held = (table(args.out / "autoencoder", args.work / f"{part}.pt", part) for part in ("train", "test"))
-    model = make(args.head, {**sizes, "every": args.every} if args.draft else sizes)
+    if args.begin is not None:
+        model = deepened(load_continuous_model(args.out / args.begin / "target"), args.layers, args.inner).train()
+    else:
+        model = make(args.head, {**sizes, "every": args.every} if args.draft else sizes)
     noise_schedules = [NoiseSchedule.of(scheduler(), steps, SIGMA) for steps in CHAINS]
     own, example = train, ContinuousLoss(model, scheduler(), args.levels)
     if args.draft:
