@@ -44,6 +44,7 @@ from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.generation import generate_continuous
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model
+from mmspec.vision.continuous.storage import load_latent_drafter
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 
@@ -249,6 +250,7 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
+    drafter = load_latent_drafter(drafter, model) if isinstance(drafter, str | Path) else drafter
     control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.cells)
     found, out = generate_continuous(
         model,

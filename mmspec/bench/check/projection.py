@@ -158,7 +158,13 @@ def _chunk(
 ) -> Tensor:
     classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **options)
     p = taught(target, classes, x)
-    q = p if drafting is None else state_taught(target, drafting, classes, x, p) if isinstance(drafting, StateSource) else taught(drafting, classes, x)
+    q = (
+        p
+        if drafting is None
+        else state_taught(target, drafting, classes, x, p)
+        if isinstance(drafting, StateSource)
+        else taught(drafting, classes, x)
+    )
     values, gap = projected(p, q, x, Noise(seeds + _RANKS))
     judged = judged.reshape(*judged.shape, *(1,) * (values.dim() - 2)).expand_as(values)
     return values[judged & (gap > least)]

@@ -149,9 +149,10 @@ def pair_of(
     drafter: Any = None,
     draft_steps: int | str | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter: a target, a `StateSource`, or None.
+    """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter.
 
-    The prompt holds class numbers; with guidance, those for no class follow. ValueError as in `generate`.
+    The prompt holds class numbers; with guidance, those for no class follow. The drafter is a target, a `StateSource` or None. ValueError
+    as in `generate`.
     """
     way, draft_token = way_of(method), model.drafter if drafter is None else drafter
     network: Any = model.model
@@ -201,7 +202,9 @@ def _drafting(model: ContinuousPictures, draft_token: Any, request: LatentReques
     chains = None if request.chains is None else request.chains if shares else replace(request.chains, linear=None)
     draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature, chains=chains)
     if own.head == "mixture":
-        return _target(model, draft.model, draft_request, sampling, most) if reading is None else StateSource(reading, draft_request, sampling)
+        return (
+            _target(model, draft.model, draft_request, sampling, most) if reading is None else StateSource(reading, draft_request, sampling)
+        )
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
     _check_kernels(sampling.filled(own).noise_schedule(request.temperature), chosen.noise_schedule(draft_request.temperature), request.form)
     return _target(model, draft.model, draft_request, chosen, most) if reading is None else StateSource(reading, draft_request, chosen)

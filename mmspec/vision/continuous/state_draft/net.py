@@ -70,7 +70,17 @@ class StateDraft(PreTrainedModel):
             The draft.
         """
         theirs = target.config
-        names = ("hidden_size", "channels", "head", "num_attention_heads", "intermediate_size", "head_steps", "sigma_out", "grid", "rms_norm_eps")
+        names = (
+            "hidden_size",
+            "channels",
+            "head",
+            "num_attention_heads",
+            "intermediate_size",
+            "head_steps",
+            "sigma_out",
+            "grid",
+            "rms_norm_eps",
+        )
         found = {name: getattr(theirs, name) for name in names if hasattr(theirs, name)}
         draft = StateDraft(StateDraftConfig(own_head=own_head, **{**found, **sizes}))
         with torch.no_grad():

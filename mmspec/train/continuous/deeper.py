@@ -1,4 +1,4 @@
-"""Making a trained causal model of continuous tokens deeper: further layers begin as the identity (Net2Net, Chen et al. 2016, 1511.05641)."""
+"""Deepening a trained causal model of continuous tokens: new layers begin as the identity (Net2Net, Chen et al. 2016, 1511.05641)."""
 
 import torch
 from torch import Tensor
