@@ -116,18 +116,27 @@ class StepTables:
         b = schedule.gain / e
         return schedule.keep - c * b, b, c, e
 
-    def columns(self, dtype: torch.dtype) -> Tensor:
-        """Make the table by which rounds end.
+    def ends(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Make the maps by which rounds end.
+
+        For the last committed step of a round, with x its parent state, out the head's output there, y the drafted state, g the gap of the
+        means in standard deviations, Z the step's noise and r the part of g by which a refused step is reflected (0 for a kept one), the
+        next state is y - 2 `scale` r, and the next prediction c x + e out + (Z - g - 2 r) R.
 
         Args:
+            width: numbers of a state, d.
             dtype: of the result.
 
         Returns:
-            c, e, `scale` and the response of every step [T, 3 + d * d]; [T, 3] without a response.
+            Maps of (x, out, y, g, Z, r) to (state, prediction) for every step [T, 6 d, 2 d].
         """
         _, _, c, e = self.coefficients
-        found = torch.stack([c, e, self.scale], -1)
-        return (found if self.response is None else torch.cat([found, self.response.flatten(1)], -1)).to(dtype)
+        unit = torch.eye(width, dtype=torch.float64, device=c.device)
+        none = torch.zeros(self.steps, width, width, dtype=torch.float64, device=c.device)
+        response = none if self.response is None else self.response.double()
+        state = [none, none, unit + none, none, none, -2 * self.scale[:, None, None] * unit]
+        held = [c[:, None, None] * unit, e[:, None, None] * unit, none, -response, response, -2 * response]
+        return torch.cat([torch.cat(state, 1), torch.cat(held, 1)], 2).to(dtype)
 
     def window(self, length: int, dtype: torch.dtype = torch.float64) -> WindowTables:
         """Make the tables of windows.

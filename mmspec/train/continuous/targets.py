@@ -45,21 +45,24 @@ def noisy(tokens: Tensor, generator: torch.Generator, most: float = NOISE) -> Te
     return tokens + level * torch.randn(tokens.shape, generator=generator)
 
 
-def drawn_table(model: Any, kept: Path, count: int, noise_schedule: NoiseSchedule | None) -> Table:
-    """Return a table of pictures that a model draws, of all classes in turn; made once and `kept`.
+def drawn_table(model: Any, kept: Path | None, count: int, noise_schedule: NoiseSchedule | None) -> Table:
+    """Return a table of pictures that a model draws, of all classes in turn.
 
     Args:
         model: the model.
-        kept: the file.
+        kept: a file where the table is kept: it is drawn once. None to draw it anew.
         count: number of pictures.
         noise_schedule: chain of a diffusion head, None for mixtures.
     """
-    if not kept.exists():
-        generator = torch.Generator().manual_seed(0)
-        classes = torch.arange(count) % model.config.classes
-        tokens = torch.cat([written(model, some, noise_schedule, generator) for some in classes.split(256)])
-        torch.save(asdict(Table(tokens, torch.zeros_like(tokens), classes)), kept)
-    return Table(**torch.load(kept))
+    if kept is not None and kept.exists():
+        return Table(**torch.load(kept))
+    generator = torch.Generator().manual_seed(0)
+    classes = torch.arange(count) % model.config.classes
+    tokens = torch.cat([written(model, some, noise_schedule, generator) for some in classes.split(256)])
+    found = Table(tokens, torch.zeros_like(tokens), classes)
+    if kept is not None:
+        torch.save(asdict(found), kept)
+    return found
 
 
 class ContinuousLoss(nn.Module):
