@@ -5,11 +5,11 @@
     python vision/compare_chain.py --steps 64 --pictures 0 --rounds 5 --head 6 1024     (the cost of MAR-B's head; 8 1280: MAR-L's)
 
 Calls, states and forwards of the backbone are a token's, counted on --counted pictures drawn one by one. Quality is the Frechet distance
-of --pictures pictures, of other seeds in every row, to held-out Fashion-MNIST (MMSPEC_DATA): two rows of one distribution show its spread. Seconds are ratios to
-"plain", taken in turns in one process: median and range. "modulations every step" does the head's work on timestep and conditioning in
-every step, as published heads do; every other row does it once a token. cspd-compat and the two rows before it are of the mini's masked
-model, which is another model: its rows are compared with its own plain decoding. `--head BLOCKS WIDTH` also runs a random head of that size
-and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
+of --pictures pictures, of other seeds in every row, to held-out Fashion-MNIST (MMSPEC_DATA): two rows of one distribution show its spread.
+Seconds are ratios to "plain", taken in turns in one process: median and range. "modulations every step" does the head's work on timestep
+and conditioning in every step, as published heads do; every other row does it once a token. cspd-compat and the two rows before it are of
+the mini's masked model, which is another model: its rows are compared with its own plain decoding. `--head BLOCKS WIDTH` also runs a random
+head of that size and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
 """
 
 import argparse

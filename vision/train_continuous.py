@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.loading.vision_training import resolve_latent_options
 from mmspec.minis import pictures
 from mmspec.minis.card import latent_drafter_card
 from mmspec.minis.latent_tables import fashion_table
@@ -42,7 +43,7 @@ SIZES = {
 SMALL = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
 STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 6200, "mixture": 5500, "masked": 1500}
 KINDS = ("model", "state")
-CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32, 64), 0.1, 1024, 0.25
+CHAINS, SIGMA, OWN = (8, 16, 16, 32, 64), 0.1, 0.25
 
 
 def make(head: str, sizes: dict):
@@ -57,8 +58,7 @@ def begun(args: argparse.Namespace, sizes: dict, folder: Path) -> tuple:
         return deepened(load_continuous_model(args.out / args.begin / "target"), args.layers, args.inner).train(), None
     target = load_continuous_model(folder / "target").requires_grad_(False) if args.draft else None
     if args.kind == "state":
-        small = {"head_width": SMALL["head_width"], "head_blocks": SMALL["head_blocks"]} if args.own_head else {}
-        return StateDraft.beside(target, args.own_head, **small), target
+        return StateDraft.beside(target, args.own_head, head_width=SMALL["head_width"], head_blocks=SMALL["head_blocks"]), target
     return make(args.head, {**sizes, "every": args.every} if args.draft else sizes), target
 
 
@@ -79,23 +79,14 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, help="default build/continuous-HEAD, or build/continuous-HEAD-NAME")
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/continuous"))
     parser.add_argument("--steps", type=int, help="default by head")
+    parser.add_argument("--written", type=int, default=1024, help="pictures that the target draws for its draft to learn from")
     parser.add_argument("--rows", type=int, default=48, help="pictures a step")
     parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
-    deeper = (args.begin, args.layers, args.inner)
-    args.kind = (args.kind or "model") if args.draft else args.kind
-    if not args.draft and any((args.kind, args.own_head, args.name)):
-        parser.error("--kind, --own-head and --name are for a draft: add --draft, or leave them out")
-    if any(deeper) and (args.draft or None in deeper[:2]):
-        parser.error("--begin, --layers and --inner make a deeper target: give --begin and --layers, without --draft")
-    if args.own_head and args.kind != "state":
-        parser.error("--own-head is for --kind state: leave it out")
-    if args.kind == "state" and (args.head == "masked" or args.every != 1):
-        parser.error("--kind state is for causal heads that run at every state: leave --head masked and --every out")
-    args.target, args.name = args.target or args.head, args.name or ("state" if args.kind == "state" else "small")
+    resolve_latent_options(parser, args)
     args.work = args.work or Path(f"build/continuous-{args.target}" + (f"-{args.name}" if args.draft else ""))
     args.steps = args.steps or (DRAFT_STEPS if args.draft else STEPS)[args.head]
     return args
@@ -120,7 +111,7 @@ def main() -> None:
     if target is not None:
         if args.head != "masked":
             chain = noise_schedules[1] if args.head == "diffusion" else None
-            own = drawn_table(target, args.work / "own.pt", 4 if args.smoke else WRITTEN, chain)
+            own = drawn_table(target, args.work / "own.pt", 4 if args.smoke else args.written, chain)
         example = distillation(model, target, noise_schedules, args.every)
 
     def loss(example, step: int) -> Tensor:

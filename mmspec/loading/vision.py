@@ -22,7 +22,7 @@ from mmspec.vision.families.imagegpt import ImageGPT
 from mmspec.vision.generation import default_method
 
 MINIS = ("mini", "vision", "vision-fashion")
-CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked", "continuous-deep": "deep"}
+CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}
 """Minis of continuous tokens, and the heads that they are called for; the first finds the others' where a way of drawing needs them."""
 MINI_GUIDANCE = 2.0
 """The scale the minis of codes are drawn with where none is given; `docs/results.md` measures them at it."""
@@ -117,17 +117,17 @@ def is_continuous(name: str) -> bool:
 
 
 def _latents(name: str) -> tuple[Path, str] | None:
-    """(folder, head) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one head in such a folder."""
+    """(folder, name) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one model in such a folder."""
     from mmspec.minis import HOME
-    from mmspec.minis.latents import DEEP, HEADS
+    from mmspec.minis.latents import HEADS
 
     if name in CONTINUOUS:
         return HOME / "continuous", CONTINUOUS[name]
     where = Path(name).expanduser()
     if (where / "autoencoder").is_dir():
-        heads = [head for head in (*HEADS, DEEP) if (where / head / "target").is_dir()]
-        return where, (heads or HEADS)[0]
-    alone = where.name in (*HEADS, DEEP) and (where.parent / "autoencoder").is_dir() and where.is_dir()
+        others = sorted(path.parent.name for path in where.glob("*/target"))
+        return where, next((head for head in (*HEADS, *others) if (where / head / "target").is_dir()), HEADS[0])
+    alone = (where.parent / "autoencoder").is_dir() and (where / "target").is_dir()
     return (where.parent, where.name) if alone else None
 
 

@@ -6,12 +6,11 @@ from pathlib import Path
 from typing import Any
 
 HEADS = ("diffusion", "mixture", "masked")
-DEEP = "deep"
-"""Folder of a deeper diffusion model, whose drafter reads its states."""
 
 
 def load_latents(folder: Path, head: str) -> dict[str, Any]:
-    """Return the parts of the mini in `folder` whose target has a `head`: `target`, `drafters`, `processor` (the autoencoder), `examples`.
+    """Return the parts of the mini in `folder` whose target is in its folder `head`: `target`, `drafters`, `processor` (the autoencoder),
+    `examples`.
 
     The first of `HEADS` holds the others too, so that every method finds its head; any other is returned alone.
     """
