@@ -44,7 +44,6 @@ from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.generation import generate_continuous
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model
-from mmspec.vision.continuous.storage import load_latent_drafter
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 
@@ -78,7 +77,10 @@ class Pictures(Result):
         return self.model.decode(self.tokens)
 
 
-@once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), lambda value: isinstance(value, (str, Method)))
+@once_positional(
+    ("method", "window", "guidance", "temperature", "top_k", "seed"),
+    lambda value: isinstance(value, Method) or (isinstance(value, str) and not Path(value).expanduser().is_dir()),  # a folder: a drafter
+)
 @torch.no_grad()
 def generate(
     model: Any,
@@ -111,8 +113,8 @@ def generate(
             a processor for texts or a decoder for its codes.
         prompts: a list of texts or classes, of `mmspec.vision.ImagePrompt` for image to image, or the tensors that the model's processor
             returned.
-        drafter: the trained net, the smaller image model (or its adapter), the folder that `vision/train_drafter.py` wrote of either, or
-            the smaller model of continuous tokens, of the methods that draft with one; by default the model's own. Others refuse it.
+        drafter: the trained net, the smaller image model (or its adapter), the smaller model or state draft of continuous tokens, or the
+            folder that a recipe wrote of any of them, for methods that draft with one; by default the model's own. Others refuse it.
         accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
         draft_length: draft tokens a round: `window` less the pending token. Give one of the two.
         tree: of the methods that draft with a trained net, in place of their own tree; as `mmspec.text.generate` takes it.
@@ -134,8 +136,7 @@ def generate(
         draft_steps: of diffusion heads, by methods "chain", "path", "stepwise" and "block": states of a chain that are drafted beside the
             current one and judged in one call of the head, 0 to 31; "auto" for the number that commits the most steps a second.
         on_step: called with every round, for progress bars and previews.
-        capture: fix all shapes and compile the target's forward, as in `mmspec.text.generate`. For methods that draft from the target or
-            not at all.
+        capture: compile the target's forward with fixed shapes, as `mmspec.text.generate`. For methods without a drafter of their own.
 
     Returns:
         `images` list of PIL pictures, `tokens` LongTensor [B, height, width] (of continuous tokens floats [B, height, width, d]),
@@ -250,7 +251,6 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
-    drafter = load_latent_drafter(drafter, model) if isinstance(drafter, str | Path) else drafter
     control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.cells)
     found, out = generate_continuous(
         model,

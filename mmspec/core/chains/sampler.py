@@ -182,7 +182,7 @@ class SpeculativeSampler:
     def _begin(self, z: Tensor, normal: Tensor, level: Tensor, path: Tensor | None, first: Tensor | None) -> tuple[_Tokens, _Rows]:
         """Open the rows, each at its first step."""
         (count, _, width), steps, stride = normal.shape, self.tables.steps, self.tables.steps + LONGEST
-        noise, start, index = normal[:, 1:], normal[:, 0], torch.arange(count, device=normal.device)
+        noise, start, index = normal[:, 1:], normal[:, 0], self._numbers(count, normal)
         record, begin, done = normal.new_empty(count, stride, 5 * width + 2), torch.zeros_like(index), [0] * count
         if self.tables.ends_bare:  # no noise, and a level that refuses every draft: the state is moved to the target's mean
             noise = torch.cat([noise[:, :-1], torch.zeros_like(noise[:, -1:])], 1)
@@ -192,10 +192,10 @@ class SpeculativeSampler:
             start, done = torch.where((first < 1)[:, None], start, path[index, begin]), begin.tolist()
             record[:, :steps, :width] = path[:, :steps]
         table = None if self.tables.response is None else self._cached("response", normal.dtype, self.tables.response.to)
-        response = None if table is None else torch.einsum("rti,tij->rtj", noise, table)
+        response = None if table is None else torch.bmm(noise.transpose(0, 1), table).transpose(0, 1)
         tokens = _Tokens(self._outputs(z), noise, response, level, record.flatten(0, 1), start.clone())
         held = torch.zeros_like(start) if self.first is None else self.first(z).to(start.dtype)
-        at = torch.stack([begin, torch.add(begin, index, alpha=steps), torch.add(begin, index, alpha=stride)])
+        at = index if count == 1 else torch.stack([begin, torch.add(begin, index, alpha=steps), torch.add(begin, index, alpha=stride)])
         return tokens, tokens.close(_Rows(list(range(count)), done, at, torch.stack([start, held], 1)), steps)
 
     def _outputs(self, z: Tensor) -> Callable[[Tensor, _Rows], Tensor]:

@@ -48,6 +48,11 @@ class WindowTables:
         """`held` and `weight` side by side [T, 5 K + 2], for one look-up a round."""
         return torch.cat([self.held.flatten(1), self.weight], 1)
 
+    @cached_property
+    def by_noise(self) -> Tensor:
+        """`noise` and `response` side by side [T, 2 K + 1, 2 K]."""
+        return torch.cat([self.noise, self.response], -1)
+
     def by_token(self, noise: Tensor, response: Tensor | None, level: Tensor) -> Tensor:
         """Evaluate all that does not depend on states and outputs, for every step of R tokens.
 
@@ -60,11 +65,14 @@ class WindowTables:
             [R * T, (2 K + 1) d + K (d + 1) + K]: the part of the maps that is due to noise; Z and level of the steps of the window; their
             level once more, infinite where a window ends.
         """
-        numbers = _windows(torch.cat([noise, level[..., None]], -1), self.length)  # [R, T, K, d + 1]
-        drawn, moves, maps = numbers[..., :-1], numbers[..., :-1], self.noise
-        if response is not None:
-            moves, maps = torch.cat([drawn, _windows(response, self.length)], 2), torch.cat([self.noise, self.response], -1)
-        moved = torch.einsum("tmk,rtkd->rtmd", maps, moves)
+        steps = [noise, level[..., None]] if response is None else [noise, level[..., None], response]
+        found = _windows(torch.cat(steps, -1), self.length)  # [R, T, K, d + 1], or 2 d + 1
+        numbers, drawn = found[..., : noise.shape[-1] + 1], found[..., : noise.shape[-1]]
+        if response is None:
+            moved = torch.matmul(self.noise, drawn)
+        else:
+            moves = torch.cat([drawn, found[..., noise.shape[-1] + 1 :]], 2)
+            moved = torch.matmul(self.by_noise, moves)  # [R, T, 2 K + 1, d]
         limit = numbers[..., -1].masked_fill(self.ends, float("inf"))
         return torch.cat([moved.flatten(2), numbers.flatten(2), limit], -1).flatten(0, 1)
 
