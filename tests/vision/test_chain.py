@@ -87,6 +87,16 @@ def test_chains_of_both_models_are_drafted_inside(method):
     assert inside.head_calls / inside.tokens < 0.8 * plain.head_calls / plain.tokens
 
 
+@pytest.mark.parametrize("steps", [64, 100, 128])
+@pytest.mark.parametrize("options", [{"method": "chain"}, {"method": "path", "draft_steps": 12, "window": 3}], ids=["chain", "path"])
+def test_chains_of_published_lengths(options, steps):
+    """MAR's 100 steps do not divide the levels of training."""
+    found = project(model(), prompts(6), **options, sampling=Sampling(steps=steps), seed=3)
+    assert found.tokens == 150
+    assert found.p_value > 0.01
+    assert found.stats.head_calls < 0.7 * steps * 25
+
+
 def unreflected(self, judged, maps):
     """A planted bug: a refused step keeps its draft."""
     judged = judged.clone()
