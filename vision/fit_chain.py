@@ -14,9 +14,9 @@ import torch
 
 from mmspec.minis.latents import load_latents
 from mmspec.vision import ContinuousAR, ContinuousARConfig, ContinuousPictures, Sampling, generate
+from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
 from mmspec.vision.continuous.chain_draft import fit_linear_draft, save_linear_draft
-from mmspec.vision.continuous.storage import save_model
 
 SMALL = {"channels": 4, "grid": 2, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 48}
 

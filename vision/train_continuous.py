@@ -29,10 +29,10 @@ from mmspec.train.continuous.states import distillation
 from mmspec.train.continuous.targets import ContinuousLoss, Table, drawn_table, dropped, noisy
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.recipe_files import recipe_command
+from mmspec.vision.checkpoints.latents import load_continuous_model, save_model
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
-from mmspec.vision.continuous.state_draft.net import StateDraft
-from mmspec.vision.continuous.storage import load_continuous_model, save_model
+from mmspec.vision.continuous.state_draft import StateDraft
 
 SIZES = {
     "diffusion": {"hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5, "intermediate_size": 432, "head_width": 160},

@@ -12,10 +12,10 @@ from PIL import Image
 
 from mmspec import minis
 from mmspec.vision.checkpoints.drafters import is_image_drafter, load_image_drafter
+from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
-from mmspec.vision.continuous.storage import load_latent_drafter
 from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT

@@ -14,10 +14,10 @@ def load_latents(folder: Path, head: str) -> dict[str, Any]:
 
     The first of `HEADS` holds the others too, so that every method finds its head; any other is returned alone.
     """
+    from mmspec.vision.checkpoints.latents import load_continuous_model
     from mmspec.vision.continuous.autoencoder import load_autoencoder
     from mmspec.vision.continuous.chain_draft import load_linear_draft
     from mmspec.vision.continuous.methods import ContinuousPictures
-    from mmspec.vision.continuous.storage import load_continuous_model
 
     autoencoder = load_autoencoder(folder / "autoencoder")
 

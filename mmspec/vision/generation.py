@@ -35,9 +35,10 @@ from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
 from mmspec.vision.checkpoints.drafters import load_image_drafter
+from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.codes.assisted import assisted_drafter, small_image_model
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.codes.registry import check_read, method_of
+from mmspec.vision.codes.registry import check_read, method_of, names_method
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -77,11 +78,7 @@ class Pictures(Result):
         return self.model.decode(self.tokens)
 
 
-@once_positional(
-    ("method", "window", "guidance", "temperature", "top_k", "seed"),
-    lambda value: isinstance(value, Method) or (isinstance(value, str) and not Path(value).expanduser().is_dir()),  # a folder: a drafter
-)
-@torch.no_grad()
+@once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), names_method)
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],
@@ -251,6 +248,7 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
+    drafter = load_latent_drafter(drafter, model) if isinstance(drafter, str | Path) else drafter
     control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.cells)
     found, out = generate_continuous(
         model,

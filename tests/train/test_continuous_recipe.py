@@ -6,9 +6,9 @@ import sys
 import pytest
 
 from mmspec.minis import HOME
+from mmspec.vision.checkpoints.latents import load_continuous_model
 from mmspec.vision.continuous.ar import ContinuousAR
-from mmspec.vision.continuous.state_draft.net import StateDraft
-from mmspec.vision.continuous.storage import load_continuous_model
+from mmspec.vision.continuous.state_draft import StateDraft
 from tests.commands import ROOT
 
 

@@ -6,9 +6,9 @@ from typing import Any
 import torch
 
 from mmspec.vision import ContinuousAR, ContinuousARConfig
+from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
-from mmspec.vision.continuous.storage import save_model
 
 NAMES = ("T-shirt", "trouser", "bag")
 CELLS = 16

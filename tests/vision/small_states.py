@@ -10,7 +10,7 @@ from mmspec.train.continuous.states import distillation
 from mmspec.train.continuous.targets import drawn_table
 from mmspec.vision.continuous.ar import scheduler
 from mmspec.vision.continuous.methods import ContinuousPictures
-from mmspec.vision.continuous.state_draft.net import StateDraft
+from mmspec.vision.continuous.state_draft import StateDraft
 from tests.vision.pushed import small
 
 SIZES: dict[str, Any] = {"head_steps": 8, "sigma_out": 0.2, "grid": 5, "num_hidden_layers": 3}

@@ -8,9 +8,9 @@ import torch
 from mmspec.bench.check.projection import project
 from mmspec.core.rules.base import DISTRIBUTION_EXACT
 from mmspec.vision import ContinuousPictures, Sampling, generate
+from mmspec.vision.checkpoints.latents import load_continuous_model, load_latent_drafter, save_model
 from mmspec.vision.continuous.generation import LatentDraft
-from mmspec.vision.continuous.state_draft.net import StateDraft
-from mmspec.vision.continuous.storage import load_continuous_model, load_latent_drafter, save_model
+from mmspec.vision.continuous.state_draft import StateDraft
 from tests.oracles.gaussians import FromTarget
 from tests.vision import small_nextstep
 from tests.vision.pushed import prompts, small

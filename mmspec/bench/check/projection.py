@@ -38,7 +38,7 @@ from mmspec.core.stats import Stats
 from mmspec.vision.continuous.generation import WINDOW, generate_continuous, pair_of
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model, way_of
-from mmspec.vision.continuous.state_draft.guide import StateSource
+from mmspec.vision.continuous.state_draft import StateSource
 
 FROM_LEFT = (Token, Stepwise)
 """Rules whose decision on a value does not depend on later values: bonus values may be left out."""

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.train.continuous.drafts import MixtureExample, PathExample
-from mmspec.vision.continuous.state_draft.net import StateDraft
+from mmspec.vision.continuous.state_draft import StateDraft
 
 
 class StateExample(nn.Module):

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,9 +31,7 @@ from mmspec.vision.continuous.heads import HeadStats
 from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Sampling, tokens_of
 from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
-from mmspec.vision.continuous.state_draft.guide import StateSource
-from mmspec.vision.continuous.state_draft.net import SHARED, StateDraft
-from mmspec.vision.continuous.storage import load_latent_drafter
+from mmspec.vision.continuous.state_draft import SHARED, StateDraft, StateSource
 
 WINDOW = 5
 """Default tokens per forward: four draft tokens and the pending one."""
@@ -83,7 +80,6 @@ def generate_continuous(
     if way.form == "sets" and not isinstance(control, Fixed):
         raise ValueError(f"{method} drafts the same number of iterations every round: give window a number, not 'auto'")
     check_draft_steps(found, method, draft_steps)
-    drafter = load_latent_drafter(drafter, found) if isinstance(drafter, str | Path) else drafter
     if way.form == "sets" or found.head == "masked":
         return found, _by_sets(found, found.classes(prompts), method, most, noise, sampling, guidance, temperature, drafter, draft_steps)
     network = found.model

@@ -7,7 +7,7 @@ from typing import Any
 from mmspec.utils.packing import read_bytes, save_bytes
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
-from mmspec.vision.continuous.state_draft.net import StateDraft, StateDraftConfig
+from mmspec.vision.continuous.state_draft import StateDraft, StateDraftConfig
 
 _KINDS: dict[str, tuple[Any, Any]] = {
     config.model_type: (config, model)
