@@ -55,15 +55,14 @@ def test_it_is_exact(options):
     assert found.p_value > 0.01
 
 
-@pytest.mark.parametrize("steps", [4, 8, 24])
-@pytest.mark.parametrize("draft_steps", [None, 0, 5])
+@pytest.mark.parametrize(("steps", "draft_steps"), [(8, None), (8, 0), (8, 5), (24, 5)])
 @pytest.mark.parametrize("linear", [True, False], ids=["linear", "held"])
 @pytest.mark.parametrize("guidance", [None, 2.0])
 def test_a_picture_is_the_same_alone_and_in_a_batch(guidance, linear, draft_steps, steps):
     """Rows are at steps of their own, and end a token in different rounds."""
     options = {"method": "chain", "guidance": guidance, "draft_steps": draft_steps, "sampling": Sampling(steps=steps)}
     together = generate(model(linear), prompts(3), seed=11, **options)
-    for row in range(3):
+    for row in (0, 2):
         alone = generate(model(linear), [row], seed=11 + row, **options)
         assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
         assert alone.stats.head_calls <= together.stats.head_calls
@@ -74,7 +73,7 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(guidance, linear, draft_step
 def test_chains_inside_drafts_are_the_same_alone_and_in_a_batch(method, guidance):
     options = {"method": method, "guidance": guidance, "draft_steps": 3, "window": 3}
     together = generate(model(), prompts(3), seed=11, **options)
-    for row in range(3):
+    for row in (0, 2):
         alone = generate(model(), [row], seed=11 + row, **options)
         assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
 
