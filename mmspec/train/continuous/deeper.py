@@ -1,5 +1,7 @@
 """Deepening a trained causal model of continuous tokens: new layers begin as the identity (Net2Net, Chen et al. 2016, 1511.05641)."""
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -32,7 +34,7 @@ def deepened(model: ContinuousAR, layers: int, inner: int | None = None) -> Cont
         raise ValueError(f"layers is {layers}, but the model has {old}: give as many or more")
     if not 1 <= inner <= config.intermediate_size:
         raise ValueError(f"inner is {inner}, but the model's feed-forward layers have {config.intermediate_size} units: give 1 to that")
-    sizes = config.to_dict() | {"num_hidden_layers": layers, "intermediate_size": inner}
+    sizes: dict[str, Any] = config.to_dict() | {"num_hidden_layers": layers, "intermediate_size": inner}
     new, state = ContinuousAR(ContinuousARConfig(**sizes)), model.state_dict()
     sources = [layer * old // layers for layer in range(layers)]
     found = {name: tensor for name, tensor in state.items() if not name.startswith("layers.")}

@@ -220,7 +220,7 @@ class StateGuide:
         session: the target's session.
     """
 
-    most = None
+    most: int | None = None
 
     def __init__(self, source: StateSource, session: HFSession):
         theirs: Any = session.target.family
