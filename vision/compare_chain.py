@@ -1,14 +1,15 @@
 """Speculation inside a diffusion head's chain beside plain sampling and fewer steps: calls of the head, states in them, quality, seconds.
 
     python vision/compare_chain.py --rounds 5 --out chain.json       (16, 64 and 128 steps, 400 pictures, batches of 1 and 8 timed)
+    python vision/compare_chain.py --pictures 0 --windows 5        (also drafting over tokens, with and without drafting inside: counts)
     python vision/compare_chain.py --steps 64 --pictures 0 --rounds 5 --head 6 1024     (the cost of MAR-B's head; 8 1280: MAR-L's)
 
-Calls and states are a token's, counted on --counted pictures drawn one by one. Quality is the Frechet distance of --pictures pictures, of
-other seeds in every row, to held-out Fashion-MNIST (MMSPEC_DATA): two rows of one distribution show its spread. Seconds are ratios to
-"plain", taken in turns in one process: median and range. "modulations every step" does the head's work on timestep and conditioning in
-every step, as published heads do; every other row does it once a token. cspd-compat and the two rows before it are of the mini's masked
-model, which is another model: its rows are compared with its own plain decoding. `--head BLOCKS WIDTH` also runs a random head of that size
-and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
+Calls, states and forwards of the backbone are a token's, counted on --counted pictures drawn one by one. Quality is the Frechet distance
+of --pictures pictures, of other seeds in every row, to held-out Fashion-MNIST (MMSPEC_DATA): two rows of one distribution show its spread.
+Seconds are ratios to "plain", taken in turns in one process: median and range. "modulations every step" does the head's work on timestep
+and conditioning in every step, as published heads do; every other row does it once a token. cspd-compat and the two rows before it are of
+the mini's masked model, which is another model: its rows are compared with its own plain decoding. `--head BLOCKS WIDTH` also runs a random
+head of that size and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
 """
 
 import argparse
@@ -31,6 +32,8 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--lengths", nargs="*", type=int, default=[], help="drafted steps a call beside the usual number")
     parser.add_argument("--fewer", nargs="*", type=int, default=[4], help="divisors of the steps of plain sampling beside it")
+    parser.add_argument("--model", default="continuous", help="the mini, with a causal diffusion head")
+    parser.add_argument("--windows", nargs="*", type=int, default=[], help="tokens in flight of method path, by every drafter")
     parser.add_argument("--counted", type=int, default=2, help="pictures whose calls are counted")
     parser.add_argument("--pictures", type=int, default=400, help="that are judged; 0 for none")
     parser.add_argument("--batch", type=int, default=50, help="of these")
@@ -43,7 +46,10 @@ def main() -> None:
     if args.smoke:
         args.steps, args.lengths, args.counted, args.pictures, args.rounds = [4], [2], 1, 0, 0
     args.pictures = 0 if args.head else args.pictures
-    table, judge = chain_rows(args.steps, args.lengths, args.fewer, args.head), load_judge(HOME / "vision" / "fashion")
+    table, judge = (
+        chain_rows(args.steps, args.lengths, args.fewer, args.head, args.model, args.windows),
+        load_judge(HOME / "vision" / "fashion"),
+    )
     counts(table, judge, args.counted, args.pictures, args.batch)
     for batch in args.batches if args.rounds else ():
         time_rows(table, batch, args.rounds)

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from mmspec.minis.latents import load_latents, save_model
+from mmspec.minis.latents import load_latents
 from mmspec.vision import ContinuousAR, ContinuousARConfig, ContinuousPictures, Sampling, generate
+from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
 from mmspec.vision.continuous.chain_draft import fit_linear_draft, save_linear_draft
 

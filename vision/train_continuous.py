@@ -2,6 +2,8 @@
 
     python vision/train_continuous.py --head diffusion         (25 minutes on one CPU core; mixture: 26, masked: 16)
     python vision/train_continuous.py --head diffusion --draft (20 minutes; mixture, masked: 10)
+    python vision/train_continuous.py --target deep --begin diffusion --layers 12 --inner 288        (a deeper diffusion target)
+    python vision/train_continuous.py --target deep --draft --kind state        (one layer that reads the target's last hidden states)
 
 Data (MMSPEC_DATA, default ../shared/data): Fashion-MNIST (MIT), its official test pictures held out; all but shoes are mirrored too. The
 autoencoder is read from OUT/autoencoder (vision/train_autoencoder.py). One picture in ten lacks its class, so that guidance has something
@@ -11,23 +13,26 @@ A stopped run goes on; delete the work folder to start again.
 
 import argparse
 import json
-import os
-from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.loading.vision_training import resolve_latent_options
 from mmspec.minis import pictures
-from mmspec.minis.latents import load_continuous_model, save_model
+from mmspec.minis.card import latent_drafter_card
+from mmspec.minis.latent_tables import fashion_table
 from mmspec.train import Fit, fit
-from mmspec.train.continuous import ContinuousLoss, MixtureExample, PathExample, Table, dropped, noisy, written
+from mmspec.train.continuous.deeper import deepened
+from mmspec.train.continuous.states import distillation
+from mmspec.train.continuous.targets import ContinuousLoss, Table, drawn_table, dropped, noisy
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.vision.continuous import autoencoder as auto
+from mmspec.utils.recipe_files import recipe_command
+from mmspec.vision.checkpoints.latents import load_continuous_model, save_model
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
+from mmspec.vision.continuous.state_draft import StateDraft
 
 SIZES = {
     "diffusion": {"hidden_size": 160, "num_hidden_layers": 5, "num_attention_heads": 5, "intermediate_size": 432, "head_width": 160},
@@ -37,19 +42,8 @@ SIZES = {
 }
 SMALL = {"hidden_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3, "intermediate_size": 256, "head_width": 64, "head_blocks": 1}
 STEPS, DRAFT_STEPS = {"diffusion": 3300, "mixture": 6000, "masked": 2200}, {"diffusion": 6200, "mixture": 5500, "masked": 1500}
-CHAINS, SIGMA, WRITTEN, OWN = (8, 16, 16, 32, 64), 0.1, 1024, 0.25
-
-
-def table(folder: Path, kept: Path, part: str) -> Table:
-    """Posteriors of a part of Fashion-MNIST by the autoencoder in `folder`; made once and `kept`."""
-    if not kept.exists():
-        shown, classes = pictures.fashion(Path(os.environ.get("MMSPEC_DATA", "../shared/data")), part)
-        if part == "train":  # shoes all look one way
-            mirrored = np.isin(classes, (0, 1, 2, 3, 4, 6, 8))
-            shown, classes = np.concatenate([shown, shown[mirrored, :, ::-1]]), np.concatenate([classes, classes[mirrored]])
-        mean, std = auto.posteriors(auto.load_autoencoder(folder), shown)
-        torch.save(asdict(Table(mean.half(), std.half(), torch.tensor(classes).long())), kept)
-    return Table(**torch.load(kept))
+KINDS = ("model", "state")
+CHAINS, SIGMA, OWN = (8, 16, 16, 32, 64), 0.1, 0.25
 
 
 def make(head: str, sizes: dict):
@@ -58,55 +52,67 @@ def make(head: str, sizes: dict):
     return MaskedAR(MaskedARConfig(**sizes)) if head == "masked" else ContinuousAR(ContinuousARConfig(head=head, **sizes))
 
 
-def own_pictures(target, kept: Path, count: int) -> Table:
-    """Pictures that the target writes, as a table without spread; made once and `kept`."""
-    if not kept.exists():
-        generator = torch.Generator().manual_seed(0)
-        classes = torch.arange(count) % target.config.classes
-        noise_schedule = NoiseSchedule.of(scheduler(), 16, SIGMA) if target.config.head == "diffusion" else None
-        tokens = torch.cat([written(target, some, noise_schedule, generator) for some in classes.split(256)])
-        torch.save(asdict(Table(tokens, torch.zeros_like(tokens), classes)), kept)
-    return Table(**torch.load(kept))
+def begun(args: argparse.Namespace, sizes: dict, folder: Path) -> tuple:
+    """The model to be trained, and the target of a draft."""
+    if args.begin is not None:
+        return deepened(load_continuous_model(args.out / args.begin / "target"), args.layers, args.inner).train(), None
+    target = load_continuous_model(folder / "target").requires_grad_(False) if args.draft else None
+    if args.kind == "state":
+        return StateDraft.beside(target, args.own_head, head_width=SMALL["head_width"], head_blocks=SMALL["head_blocks"]), target
+    return make(args.head, {**sizes, "every": args.every} if args.draft else sizes), target
 
 
-def main() -> None:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "--head", choices=SIZES, default="diffusion", help="masked is a diffusion head behind a backbone that looks both ways"
     )
-    parser.add_argument("--draft", action="store_true", help="distil a small draft from the target instead")
+    parser.add_argument("--draft", action="store_true", help="distil a draft from the target instead")
+    parser.add_argument("--kind", choices=KINDS, help="of the draft: a smaller model, or one layer over the target's states")
+    parser.add_argument("--own-head", action="store_true", help="a state draft has a small head of its own, not the target's")
+    parser.add_argument("--target", metavar="NAME", help="folder of the target in OUT; default HEAD")
+    parser.add_argument("--begin", metavar="NAME", help="begin with the weights of OUT/NAME/target; further layers begin as the identity")
+    parser.add_argument("--layers", type=int, help="of the target; default by head, or those of --begin")
+    parser.add_argument("--inner", type=int, help="width of the feed-forward layers of a target made from --begin")
     parser.add_argument("--every", type=int, default=1, help="a draft's head runs at every so many states")
-    parser.add_argument("--name", default="small", help="of the draft")
+    parser.add_argument("--name", help="of the draft; default small, or state")
     parser.add_argument("--work", type=Path, help="default build/continuous-HEAD, or build/continuous-HEAD-NAME")
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/continuous"))
     parser.add_argument("--steps", type=int, help="default by head")
+    parser.add_argument("--written", type=int, default=1024, help="pictures that the target draws for its draft to learn from")
     parser.add_argument("--rows", type=int, default=48, help="pictures a step")
     parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
+    resolve_latent_options(parser, args)
+    args.work = args.work or Path(f"build/continuous-{args.target}" + (f"-{args.name}" if args.draft else ""))
+    args.steps = args.steps or (DRAFT_STEPS if args.draft else STEPS)[args.head]
+    return args
+
+
+def main() -> None:
+    args = parsed()
     refuse_several_processes()
-    args.work = args.work or Path(f"build/continuous-{args.head}" + (f"-{args.name}" if args.draft else ""))
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    args.steps = args.steps or (DRAFT_STEPS if args.draft else STEPS)[args.head]
-    sizes, folder = SMALL if args.draft else SIZES[args.head], args.out / args.head
+    sizes, folder = SMALL if args.draft and args.kind == "model" else SIZES[args.head], args.out / args.target
     if args.smoke:
-        sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.head
+        sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.target
         train = held = Table(torch.randn(8, 49, 8), torch.full((8, 49, 8), 0.1), torch.arange(8))
         if args.draft:
             save_model(make(args.head, sizes), folder / "target")
     else:
-        train, held = (table(args.out / "autoencoder", args.work / f"{part}.pt", part) for part in ("train", "test"))
-    model = make(args.head, {**sizes, "every": args.every} if args.draft else sizes)
+        train, held = (fashion_table(args.out / "autoencoder", args.work / f"{part}.pt", part) for part in ("train", "test"))
+    model, target = begun(args, sizes, folder)
     noise_schedules = [NoiseSchedule.of(scheduler(), steps, SIGMA) for steps in CHAINS]
     own, example = train, ContinuousLoss(model, scheduler(), args.levels)
-    if args.draft:
-        target = load_continuous_model(folder / "target").requires_grad_(False)
+    if target is not None:
         if args.head != "masked":
-            own = own_pictures(target, args.work / "own.pt", 4 if args.smoke else WRITTEN)
-        example = MixtureExample(model, target) if args.head == "mixture" else PathExample(model, target, noise_schedules, every=args.every)
+            chain = noise_schedules[1] if args.head == "diffusion" else None
+            own = drawn_table(target, args.work / "own.pt", 4 if args.smoke else args.written, chain)
+        example = distillation(model, target, noise_schedules, args.every)
 
     def loss(example, step: int) -> Tensor:
         generator = torch.Generator().manual_seed(step)
@@ -121,16 +127,22 @@ def main() -> None:
             facts = {"loss, held out": example(classes, tokens, tokens, generator).item()}
             facts["the same from nothing"] = example(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()
         else:
-            some, about = (tokens, classes) if args.head == "masked" else own.some(64, torch.Generator().manual_seed(0))
+            few = 16 if args.kind == "state" else 64
+            some, about = (tokens, classes) if args.head == "masked" else own.some(few, torch.Generator().manual_seed(0))
             facts = example.facts(about, some, None if args.head == "mixture" else noise_schedules[1], generator)
         print(step, json.dumps(facts), flush=True)
         return facts
 
     plan = Fit(steps=args.steps, lr=args.lr, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
     fit(example, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out)
-    save_model(model, folder / ("drafters/" + args.name if args.draft else "target"))
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, **held_out(example, args.steps)}
-    (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    place = folder / ("drafters/" + args.name if args.draft else "target")
+    save_model(model, place)
+    parameters, facts = sum(p.numel() for p in model.parameters()), held_out(example, args.steps)
+    if args.draft:
+        command = recipe_command("vision/train_continuous.py", vars(args), leave_out=("work", "out", "smoke"))
+        (place / "card.md").write_text(latent_drafter_card(args, command, parameters, facts), encoding="utf-8")
+    known = {"parameters": parameters, "steps": args.steps, **facts}
+    (args.work / "facts.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

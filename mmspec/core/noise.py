@@ -49,6 +49,17 @@ class Keys:
         """
         return uniform(mix(self.words + GAMMA))
 
+    def uniforms(self, size: int) -> Tensor:
+        """Draw several numbers of each stream. The first is that of `uniform`; `normal` inverts these.
+
+        Args:
+            size: numbers a stream.
+
+        Returns:
+            Uniforms in (0, 1), float64 [..., size].
+        """
+        return uniform(stream_bits(self.words[..., None], torch.arange(size, device=self.words.device)))
+
     def gumbel(self, size: int) -> Tensor:
         """Draw standard Gumbel numbers; number v belongs to value v.
 
@@ -80,8 +91,7 @@ class Keys:
         Returns:
             float64 [..., size].
         """
-        ids = torch.arange(size, device=self.words.device)
-        return torch.special.ndtri(uniform(stream_bits(self.words[..., None], ids)))
+        return torch.special.ndtri(self.uniforms(size))
 
     def below(self, probability: Tensor) -> Tensor:
         """Draw Bernoulli variables from the first number of each stream.

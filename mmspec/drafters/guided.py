@@ -182,7 +182,7 @@ def on_pending(draft: Draft) -> Draft:
 class Fresh:
     """Newly committed values, each with the target's hidden states at the value before it."""
 
-    values: Tensor  # [B, M]
+    values: Tensor  # [B, M, *value]
     features: Tensor  # [B, M, F]
     real: Tensor  # [B, M] bool
 
@@ -204,7 +204,8 @@ class Fresh:
     def packed(self) -> "Fresh":
         """Return the columns sorted so that real ones come last: the last column is the newest value of every row."""
         order = torch.argsort(self.real.long(), dim=1, stable=True)
-        return Fresh(self.values.gather(1, order), pick(self.features, order), self.real.gather(1, order))
+        rows = torch.arange(len(order), device=order.device)[:, None]
+        return Fresh(self.values[rows, order], pick(self.features, order), self.real.gather(1, order))
 
     def take_rows(self, rows: Sequence[int]) -> "Fresh":
         """Return some rows."""

@@ -12,9 +12,10 @@ from PIL import Image
 
 from mmspec import minis
 from mmspec.vision.checkpoints.drafters import is_image_drafter, load_image_drafter
+from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
 from mmspec.vision.codes.registry import method_of
-from mmspec.vision.continuous.methods import ContinuousPictures
+from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
@@ -122,7 +123,7 @@ def is_continuous(name: str) -> bool:
 
 
 def _latents(name: str) -> tuple[Path, str] | None:
-    """(folder, head) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one head in such a folder."""
+    """(folder, name) of a model of continuous tokens: a mini, a folder with an autoencoder, or the folder of one model in such a folder."""
     from mmspec.minis import HOME
     from mmspec.minis.latents import HEADS
 
@@ -130,9 +131,9 @@ def _latents(name: str) -> tuple[Path, str] | None:
         return HOME / "continuous", CONTINUOUS[name]
     where = Path(name).expanduser()
     if (where / "autoencoder").is_dir():
-        heads = [head for head in HEADS if (where / head / "target").is_dir()]
-        return where, (heads or HEADS)[0]
-    alone = where.name in HEADS and (where.parent / "autoencoder").is_dir() and where.is_dir()
+        others = sorted(path.parent.name for path in where.glob("*/target"))
+        return where, next((head for head in (*HEADS, *others) if (where / head / "target").is_dir()), HEADS[0])
+    alone = (where.parent / "autoencoder").is_dir() and (where / "target").is_dir()
     return (where.parent, where.name) if alone else None
 
 
@@ -180,13 +181,16 @@ def guided_from(loaded: Loaded, negative: str | None, guidance: float | None) ->
 
 
 def with_image_drafter(loaded: Loaded, path: str | None) -> Loaded:
-    """`loaded` with the drafter in `path` as the model's own: a folder that `vision/train_drafter.py` wrote, or a smaller image model.
+    """`loaded` with the drafter in `path` as the model's own: a folder that `vision/train_drafter.py` or, of continuous tokens,
+    `vision/train_continuous.py --draft` wrote, or a smaller image model.
 
     ValueError for what is neither, and for a drafter of another target."""
     if path is None:
         return loaded
-    if not isinstance(loaded.model, ImageModel):
-        raise ValueError(f"drafter is {path!r}, and {loaded.name} writes continuous tokens: leave it out, its models draft for it")
+    if isinstance(loaded.model, ContinuousPictures):
+        vectors = copy(loaded.model)
+        vectors.drafter = load_latent_drafter(path, vectors)
+        return replace(loaded, model=vectors)
     if is_image_drafter(path):
         drafter: Any = load_image_drafter(path, loaded.model)
     else:
@@ -199,8 +203,13 @@ def with_image_drafter(loaded: Loaded, path: str | None) -> Loaded:
 
 def drafting_method(loaded: Loaded, methods: Sequence[str | None], path: str | None) -> str:
     """Return the method by which `loaded` is drawn where none is given. ValueError if none of `methods` reads the drafter in `path`."""
-    if path is None or not isinstance(loaded.model, ImageModel):
-        return getattr(loaded.model, "method", None) or default_method()
+    if isinstance(loaded.model, ContinuousPictures):
+        usual = loaded.model.method
+        if path is not None and all(way_of(usual if method is None else method).accept is None for method in methods):
+            raise ValueError(f"drafter is {path!r}, which method {methods[0] or usual!r} does not read: leave one out, or take path")
+        return usual
+    if path is None:
+        return default_method()
     net = loaded.model.drafter is not None
     usual = default_method(loaded.model.drafter if net else loaded.model.assistant)
     plans = [method_of(usual if method is None else method) for method in methods]

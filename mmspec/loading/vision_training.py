@@ -79,3 +79,23 @@ def prompts_to_draw(loaded: Loaded, file: Path | None, count: int) -> list:
     if getattr(loaded.model.model.config, "condition", None) != "class":
         raise ValueError(f"{loaded.name} draws from texts: give a file of prompts, one a line (--prompts)")
     return [number % loaded.model.model.config.classes for number in range(count)]
+
+
+def resolve_latent_options(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Fill in the kind and names of what `vision/train_continuous.py` trains. Exits with 2 for options that do not go together.
+
+    Args:
+        parser: the recipe's parser.
+        args: its arguments.
+    """
+    deeper = (args.begin, args.layers, args.inner)
+    if not args.draft and any((args.kind, args.own_head, args.name)):
+        parser.error("--kind, --own-head and --name are for a draft: add --draft, or leave them out")
+    if any(deeper) and (args.draft or None in deeper[:2]):
+        parser.error("--begin, --layers and --inner make a deeper target: give --begin and --layers, without --draft")
+    args.kind = (args.kind or "model") if args.draft else None
+    if args.own_head and args.kind != "state":
+        parser.error("--own-head is for --kind state: leave it out")
+    if args.kind == "state" and (args.head == "masked" or args.every != 1):
+        parser.error("--kind state is for causal heads that run at every state: leave --head masked and --every out")
+    args.target, args.name = args.target or args.head, args.name or ("state" if args.kind == "state" else "small")

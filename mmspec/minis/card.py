@@ -98,6 +98,17 @@ def picture_drafter_card(args: Any, command: str, parameters: int, held: int, le
     return PICTURE_DRAFTER_CARD.format(**facts)
 
 
+def latent_drafter_card(args: Any, command: str, parameters: int, facts: Mapping[str, float]) -> str:
+    """Return the card of a drafter of continuous tokens trained by `vision/train_continuous.py`; `command` gives its weights again."""
+    kinds = {"model": "A smaller model of the same tokens", "state": "One layer that reads the target's last hidden states"}
+    head = ", with a head of its own" if args.own_head else ", with the target's head" if args.kind == "state" else ""
+    table = "\n".join(f"| {name} | {value:.3f} |" for name, value in facts.items())
+    own = {name: getattr(args, name) for name in ("name", "target", "steps", "rows", "lr")}
+    return LATENT_DRAFTER_CARD.format(
+        kind=kinds[args.kind] + head, parameters=parameters / 1e6, table=table, command=command, versions=_versions(), **own
+    )
+
+
 def loss_text(losses: Mapping[str, float]) -> str:
     """Return a mixture of losses by name as text, such as "1 x kl + 0.5 x tv"."""
     return " + ".join(f"{weight:g} x {name}" for name, weight in losses.items()) or "none"
@@ -143,6 +154,27 @@ accepts, and how often the likeliest codes agree.
 
 | draft token | sampled | greedy |
 |---|---|---|
+{table}
+
+```sh
+{command}
+```
+"""
+
+
+LATENT_DRAFTER_CARD = """# drafter {name} for the {target} target of continuous tokens
+
+{kind}: {parameters:.2f} M parameters. It only proposes: under an exact rule the picture's distribution is the target's, whatever the
+drafter.
+
+- Recipe: {steps} steps of {rows} pictures, peak rate {lr:g}. With {versions} the command below gives these weights again.
+- Data: Fashion-MNIST (MIT) and pictures that the target drew, in turns.
+- Weights: Apache-2.0.
+
+Measured on pictures that the target drew:
+
+| | |
+|---|---|
 {table}
 
 ```sh

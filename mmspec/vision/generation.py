@@ -35,9 +35,10 @@ from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.utils.renamed import once_positional
 from mmspec.vision.checkpoints.drafters import load_image_drafter
+from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.codes.assisted import assisted_drafter, small_image_model
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.codes.registry import check_read, method_of
+from mmspec.vision.codes.registry import check_read, method_of, names_method
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -77,8 +78,7 @@ class Pictures(Result):
         return self.model.decode(self.tokens)
 
 
-@once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), lambda value: isinstance(value, (str, Method)))
-@torch.no_grad()
+@once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), names_method)
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],
@@ -110,8 +110,8 @@ def generate(
             a processor for texts or a decoder for its codes.
         prompts: a list of texts or classes, of `mmspec.vision.ImagePrompt` for image to image, or the tensors that the model's processor
             returned.
-        drafter: the trained net, the smaller image model (or its adapter), the folder that `vision/train_drafter.py` wrote of either, or
-            the smaller model of continuous tokens, of the methods that draft with one; by default the model's own. Others refuse it.
+        drafter: the trained net, the smaller image model (or its adapter), the smaller model or state draft of continuous tokens, or the
+            folder that a recipe wrote of any of them, for methods that draft with one; by default the model's own. Others refuse it.
         accept: in place of the method's own rule: a name, a rule, or a function from the adapter to a rule.
         draft_length: draft tokens a round: `window` less the pending token. Give one of the two.
         tree: of the methods that draft with a trained net, in place of their own tree; as `mmspec.text.generate` takes it.
@@ -133,8 +133,7 @@ def generate(
         draft_steps: of diffusion heads, by methods "chain", "path", "stepwise" and "block": states of a chain that are drafted beside the
             current one and judged in one call of the head, 0 to 31; "auto" for the number that commits the most steps a second.
         on_step: called with every round, for progress bars and previews.
-        capture: fix all shapes and compile the target's forward, as in `mmspec.text.generate`. For methods that draft from the target or
-            not at all.
+        capture: compile the target's forward with fixed shapes, as `mmspec.text.generate`. For methods without a drafter of their own.
 
     Returns:
         `images` list of PIL pictures, `tokens` LongTensor [B, height, width] (of continuous tokens floats [B, height, width, d]),
@@ -249,6 +248,7 @@ def _continuous(
     if method in ("plain", "chain"):
         given = {"drafter": drafter, "accept": accept, "window": None if window == 1 else window}
         refuse(f"methods that draft tokens, and method {method!r} does not", **given)
+    drafter = load_latent_drafter(drafter, model) if isinstance(drafter, str | Path) else drafter
     control, most = control_for(TOKENS if window is None else window, len(prompts), model.model.device, model.cells)
     found, out = generate_continuous(
         model,

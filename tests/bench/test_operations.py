@@ -10,7 +10,11 @@ import transformers as hf
 
 import mmspec
 from mmspec.bench.operations import operations, operations_a_step
+from mmspec.core.chains.denoiser import SpeculativeDenoiser
+from mmspec.core.distributions.denoising_path import Denoiser
+from mmspec.core.noise import Noise
 from mmspec.models.slot_cache import SlotLayer
+from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.families import image_model
 from mmspec.vision.families.emu3 import Emu3
 from mmspec.vision.families.llamagen import LlamaGenPictures
@@ -186,6 +190,35 @@ class Concatenated:
         before = self.layers.get(layer)
         self.layers[layer] = (keys, values) if before is None else (torch.cat([before[0], keys], 2), torch.cat([before[1], values], 2))
         return self.layers[layer]
+
+
+@pytest.mark.parametrize(("rows", "most"), [(1, 1.5), (8, 2.0)])
+def test_a_round_inside_a_chain(rows, most):
+    """Beside the call of the head, a round takes the operations of at most two; its tables, made once a token, are left out."""
+    mini, keys = mmspec.load("continuous").target, Noise.from_seed(0, rows).value(torch.zeros(rows, 1, dtype=torch.long))
+    head, schedule = mini.model.head, Sampling(steps=64).filled(mini.model.config).noise_schedule(1.0)
+    with torch.no_grad():
+        z = mini.model.states(torch.arange(rows), torch.zeros(rows, 1, 8))[:, -1:]
+        modulations = head.condition(head.embed_times(schedule.timesteps[:rows]), z[:, 0])
+    call = operations(lambda: head.denoise(torch.zeros(rows, 8), modulations)).total
+    denoiser, counted = SpeculativeDenoiser.of(head, schedule, None, mini.linear), []
+    assert denoiser.sampler is not None
+    run = denoiser.sampler._round
+
+    def counting(*given):
+        kept = []
+        counted.append(operations(lambda: kept.append(run(*given))).total)
+        return kept[0]
+
+    denoiser.sampler._round = counting
+    denoiser.draw(z, keys, 8)  # what is made once
+    once = len(counted)
+    denoiser.draw(z, keys, 8)
+    rounds = counted[once + 1 :]
+    assert sum(rounds) / len(rounds) - call <= most * call
+    denoiser.sampler._round = run
+    plain = operations(lambda: Denoiser(head, schedule).draw(z, keys, 8)).total
+    assert operations(lambda: denoiser.draw(z, keys, 8)).total < plain / 2.5
 
 
 # --- the counter ------------------------------------------------------------------------------------------------------

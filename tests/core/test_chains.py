@@ -226,10 +226,10 @@ def test_a_prepared_head_is_the_head(most, monkeypatch):
 class PlainRedraw(SpeculativeSampler):
     """A refused step is drawn anew from the target, not from what is left of it."""
 
-    def _ended(self, judged, columns):
-        held, gap, noise = super()._ended(judged, columns), judged[:, 3 * SIZE : 4 * SIZE], judged[:, 4 * SIZE : 5 * SIZE]
+    def _ended(self, judged, maps):
+        held, gap, noise = super()._ended(judged, maps).clone(), judged[:, 3 * SIZE : 4 * SIZE], judged[:, 4 * SIZE : 5 * SIZE]
         fresh = torch.randn(gap.shape, generator=torch.Generator().manual_seed(len(gap)), dtype=gap.dtype)
-        drawn = judged[:, 2 * SIZE : 3 * SIZE] + columns[:, 2:] * (gap - noise + fresh)  # around the target's mean
+        drawn = judged[:, 2 * SIZE : 3 * SIZE] - maps[:, 5 * SIZE, :1] / 2 * (gap - noise + fresh)  # around the target's mean
         held[:, 0] = torch.where(judged[:, -1:] < judged[:, -2:-1], drawn, held[:, 0])
         return held
 

@@ -5,8 +5,8 @@ from typing import Any
 
 import torch
 
-from mmspec.minis.latents import save_model
 from mmspec.vision import ContinuousAR, ContinuousARConfig
+from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 

@@ -8,6 +8,7 @@ from diffusers import DDIMParallelScheduler, FlowMatchEulerDiscreteScheduler
 
 from mmspec.bench.check.projection import project
 from mmspec.core.chains.linear import LinearDraft
+from mmspec.core.chains.sampler import SpeculativeSampler
 from mmspec.core.rules.base import DISTRIBUTION_EXACT
 from mmspec.vision import ContinuousPictures, Sampling, generate
 from mmspec.vision.continuous.chain_draft import fit_linear_draft, load_linear_draft, save_linear_draft
@@ -38,8 +39,13 @@ def model(linear: bool = True) -> ContinuousPictures:
         {"method": "path", "draft_steps": 3, "window": 3},
         {"method": "stepwise", "draft_steps": 3, "window": 3},
         {"temperature": 0.8, "draft_steps": "auto"},
+        {"guidance": 2.0, "draft_steps": "auto"},
+        {"guidance": 2.0, "draft_steps": 5, "linear": False},
+        {"guidance": 2.0, "sampling": Sampling(steps=24)},
+        {"method": "path", "guidance": 2.0, "draft_steps": 3, "window": 3},
+        {"method": "block", "draft_steps": 3, "window": 3},
     ],
-    ids=["usual", "held", "guided", "path", "stepwise", "auto"],
+    ids=["usual", "held", "guided", "path", "stepwise", "auto", "guided, auto", "guided, held", "guided, 24 steps", "guided path", "block"],
 )
 def test_it_is_exact(options):
     options = {"method": "chain"} | options
@@ -49,12 +55,65 @@ def test_it_is_exact(options):
     assert found.p_value > 0.01
 
 
+@pytest.mark.parametrize(("steps", "draft_steps"), [(8, None), (8, 0), (8, 5), (24, 5)])
+@pytest.mark.parametrize("linear", [True, False], ids=["linear", "held"])
 @pytest.mark.parametrize("guidance", [None, 2.0])
-def test_a_picture_is_the_same_alone_and_in_a_batch(guidance):
-    together = generate(model(), prompts(4), method="chain", seed=11, guidance=guidance)
-    for row in range(4):
-        alone = generate(model(), [row], method="chain", seed=11 + row, guidance=guidance)
+def test_a_picture_is_the_same_alone_and_in_a_batch(guidance, linear, draft_steps, steps):
+    """Rows are at steps of their own, and end a token in different rounds."""
+    options = {"method": "chain", "guidance": guidance, "draft_steps": draft_steps, "sampling": Sampling(steps=steps)}
+    together = generate(model(linear), prompts(3), seed=11, **options)
+    for row in (0, 2):
+        alone = generate(model(linear), [row], seed=11 + row, **options)
         assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
+        assert alone.stats.head_calls <= together.stats.head_calls
+
+
+@pytest.mark.parametrize("guidance", [None, 2.0])
+@pytest.mark.parametrize("method", ["path", "stepwise", "block"])
+def test_chains_inside_drafts_are_the_same_alone_and_in_a_batch(method, guidance):
+    options = {"method": method, "guidance": guidance, "draft_steps": 3, "window": 3}
+    together = generate(model(), prompts(3), seed=11, **options)
+    for row in (0, 2):
+        alone = generate(model(), [row], seed=11 + row, **options)
+        assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("method", ["path", "stepwise", "block"])
+def test_chains_of_both_models_are_drafted_inside(method):
+    """Fewer calls of either head than with chains sampled step by step."""
+    plain, inside = (generate(model(), prompts(2), method=method, window=3, seed=1, draft_steps=number).stats for number in (None, 7))
+    assert inside.draft_head_calls / inside.drafted < 0.8 * plain.draft_head_calls / plain.drafted
+    assert inside.head_calls / inside.tokens < 0.8 * plain.head_calls / plain.tokens
+
+
+@pytest.mark.parametrize("steps", [64, 100, 128])
+@pytest.mark.parametrize("options", [{"method": "chain"}, {"method": "path", "draft_steps": 12, "window": 3}], ids=["chain", "path"])
+def test_chains_of_published_lengths(options, steps):
+    """MAR's 100 steps do not divide the levels of training."""
+    found = project(model(), prompts(6), **options, sampling=Sampling(steps=steps), seed=3)
+    assert found.tokens == 150
+    assert found.p_value > 0.01
+    assert found.stats.head_calls < 0.7 * steps * 25
+
+
+def unreflected(self, judged, maps):
+    """A planted bug: a refused step keeps its draft."""
+    judged = judged.clone()
+    judged[:, -2] = -torch.inf
+    return RIGHT(self, judged, maps)
+
+
+RIGHT = SpeculativeSampler._ended
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"guidance": 2.0}, {"guidance": 2.0, "draft_steps": "auto"}, {"method": "path", "draft_steps": 3, "window": 3}],
+    ids=["usual", "guided", "guided, auto", "path"],
+)
+def test_a_refused_step_that_keeps_its_draft_shows(options, monkeypatch):
+    monkeypatch.setattr(SpeculativeSampler, "_ended", unreflected)
+    assert project(model(False), prompts(80), **{"method": "chain", "draft_steps": 7} | options, seed=3).p_value < 1e-6
 
 
 def test_calls_of_the_head_are_counted_and_saved():

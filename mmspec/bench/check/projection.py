@@ -38,6 +38,7 @@ from mmspec.core.stats import Stats
 from mmspec.vision.continuous.generation import WINDOW, generate_continuous, pair_of
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model, way_of
+from mmspec.vision.continuous.state_draft import StateSource
 
 FROM_LEFT = (Token, Stepwise)
 """Rules whose decision on a value does not depend on later values: bonus values may be left out."""
@@ -157,7 +158,13 @@ def _chunk(
 ) -> Tensor:
     classes, target, drafting = pair_of(found, prompts, method, most=window, noise=Noise(seeds), **options)
     p = taught(target, classes, x)
-    q = p if drafting is None else taught(drafting, classes, x)
+    q = (
+        p
+        if drafting is None
+        else state_taught(target, drafting, classes, x, p)
+        if isinstance(drafting, StateSource)
+        else taught(drafting, classes, x)
+    )
     values, gap = projected(p, q, x, Noise(seeds + _RANKS))
     judged = judged.reshape(*judged.shape, *(1,) * (values.dim() - 2)).expand_as(values)
     return values[judged & (gap > least)]
@@ -169,6 +176,31 @@ def taught(target: Any, prompt: Any, values: Tensor) -> Any:
     length = values.shape[1] - 1
     left = torch.full((len(values),), length + 1, device=values.device)
     return session.score(pending.extend_chain(values[:, :-1], Budget(left, length).draft_tokens)).p
+
+
+def state_taught(target: Any, draft: StateSource, prompt: Any, values: Tensor, p: Any) -> Any:
+    """Return the distributions of a state draft that drafts one token behind committed ones.
+
+    Deeper draft tokens were drawn from other distributions, of the draft's own states. The direction from `p` to these is a function of the
+    past for them, too.
+
+    Args:
+        target: the target.
+        draft: the state draft.
+        prompt: the target's prompt.
+        values: [B, S, *value].
+        p: the target's distributions [B, S]; the first token is never drafted, and keeps the target's.
+
+    Returns:
+        Distributions [B, S].
+    """
+    session, pending = target.begin(prompt)
+    inner = getattr(session, "doubled", session)
+    guide, length = draft.guide(inner), values.shape[1] - 1
+    left = torch.full((len(values),), length + 1, device=values.device)
+    hidden = session.score(pending.extend_chain(values[:, :-1], Budget(left, length).draft_tokens)).hidden
+    before = values[:, :-1].repeat(len(hidden) // len(values), *(1,) * (values.dim() - 1))
+    return p.at(torch.zeros_like(left)[:, None]).cat(guide.taught(before, hidden[:, :length]))
 
 
 def projected(p: Any, q: Any, x: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:

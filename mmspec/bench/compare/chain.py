@@ -1,6 +1,8 @@
 """Speculation inside a diffusion head's chain beside plain sampling with the same head; see vision/compare_chain.py."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import product
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -9,6 +11,7 @@ import torch
 from rich.progress import track
 from torch import Tensor, nn
 
+from mmspec.core.chains.control import usual_draft_steps
 from mmspec.minis import load
 from mmspec.vision import ContinuousARConfig, ContinuousPictures, Sampling, generate
 from mmspec.vision.codes import tokenizer
@@ -64,8 +67,12 @@ class ChainRow:
         steps: of the head's chain.
         options: further arguments of `mmspec.vision.generate`.
         base: the plain sampling that it is compared with; None for itself.
-        calls: of the head, for all counted pictures.
-        states: in these calls.
+        calls: of the target's head, for all counted pictures.
+        draft_calls: of the drafter's head.
+        forwards: of the target's backbone.
+        accepted: draft tokens.
+        judged: draft tokens.
+        states: in the calls of the target's head.
         tokens: of the counted pictures.
         features: of the judged pictures.
         ratios: speeds relative to `base` by batch size.
@@ -77,6 +84,10 @@ class ChainRow:
     options: dict[str, Any]
     base: "ChainRow | None" = None
     calls: float = 0.0
+    draft_calls: float = 0.0
+    forwards: float = 0.0
+    accepted: int = 0
+    judged: int = 0
     states: float = 0.0
     tokens: int = 0
     features: list[Tensor] = field(default_factory=list)
@@ -106,10 +117,20 @@ class ChainRow:
         quality = {} if features is None else {"frechet": frechet(torch.cat(self.features), features)}
         speed = {f"batch {batch}": [median(each), min(each), max(each)] for batch, each in self.ratios.items()}
         counts = {"calls": self.calls / self.tokens, "states": self.states / self.tokens if self.states else None}
+        counts |= {"forwards": self.forwards / self.tokens}
+        if self.judged:
+            counts |= {"draft calls": self.draft_calls / self.tokens, "accepted": self.accepted / self.judged}
         return {"way": self.name, "steps": self.steps} | counts | quality | speed
 
 
-def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: list[int] | None) -> list[ChainRow]:
+def chain_rows(
+    steps: list[int],
+    lengths: list[int],
+    fewer: list[int],
+    large: list[int] | None,
+    name: str = "continuous",
+    windows: Sequence[int] = (),
+) -> list[ChainRow]:
     """Make the rows of every number of steps, then those of the masked model.
 
     Args:
@@ -117,11 +138,14 @@ def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: li
         lengths: drafted steps a call, beside the usual number.
         fewer: divisors of the steps for plain sampling with fewer.
         large: blocks and width of a random head whose cost is added, or None.
+        name: of the mini.
+        windows: tokens in flight of method "path" with each of the mini's drafters, its chains drawn plainly and speculatively.
 
     Returns:
         The rows.
     """
-    (mini, again), found = (load("continuous").target for _ in range(2)), []
+    (parts, other), found = (load(name) for _ in range(2)), []
+    mini, again = parts.target, other.target
     network, anew = mini.model, again.model
     if large:
         network.head, anew.head = (HeavyHead(each.head, each.config, *large).eval() for each in (network, anew))
@@ -134,7 +158,12 @@ def chain_rows(steps: list[int], lengths: list[int], fewer: list[int], large: li
         found.append(ChainRow("chain, prediction held", held, count, {"method": "chain"}, base))
         found.append(ChainRow("chain", mini, count, {"method": "chain"}, base))
         found += [ChainRow(f"chain, {length} drafted", mini, count, {"method": "chain", "draft_steps": length}, base) for length in lengths]
-    if not large:
+        for (kind, drafter), window in product(parts.drafters.items(), windows):
+            path = {"method": "path", "window": window, "drafter": drafter}
+            inside = path | {"draft_steps": usual_draft_steps(count)}
+            found.append(ChainRow(f"path, {kind}, {window} in flight", mini, count, path, base))
+            found.append(ChainRow(f"path, {kind}, {window} in flight, chains inside", mini, count, inside, base))
+    if not large and name == "continuous":
         masked, count = load("continuous-masked").target, min(steps)
         base = ChainRow("masked, plain", masked, count, {"method": "plain"})
         found += [base, ChainRow("masked, cspd-compat (lossy)", masked, count, {"method": "cspd-compat", "window": 5}, base)]
@@ -155,7 +184,8 @@ def counts(table: list[ChainRow], judge: Any, counted: int, pictures: int, batch
         for first in range(counted):
             stats = row.draw([first % 10], first).stats
             row.calls, row.states = row.calls + stats.head_calls, row.states + getattr(stats, "head_states", 0)
-            row.tokens += stats.tokens
+            row.draft_calls, row.forwards = row.draft_calls + getattr(stats, "draft_head_calls", 0), row.forwards + stats.target_calls
+            row.accepted, row.judged, row.tokens = row.accepted + stats.accepted, row.judged + stats.judged, row.tokens + stats.tokens
         for first in range(0, pictures, batch):
             out = row.draw([n % 10 for n in range(first, min(first + batch, pictures))], 10**4 * (number + 1) + first)
             row.features.append(classify(judge, tokenizer.as_tensor(out.images))[1])

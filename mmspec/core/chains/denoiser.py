@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from mmspec.core.chains.control import FixedSteps, MeasuredSteps, usual_draft_steps
@@ -55,8 +56,8 @@ class SpeculativeDenoiser(Denoiser):
 
     def draw(self, z: Tensor, keys: Keys, width: int, path: Tensor | None = None, first: Tensor | None = None) -> tuple[Tensor, Tensor]:
         assert self.sampler is not None
-        shape, noise = keys.words.shape, keys.branch(self.steps + 1).normal(width).to(z.dtype)
-        uniform = keys.branch(self.steps, self.steps + 1).uniform()
+        shape, numbers = keys.words.shape, keys.branch(2 * self.steps + 1).uniforms(width)  # of the states, then of the judgements
+        noise, uniform = torch.special.ndtri(numbers[..., : self.steps + 1, :]).to(z.dtype), numbers[..., self.steps + 1 :, 0]
         kept = None if path is None else path.reshape(-1, *path.shape[-2:])
         begin = None if first is None else first.reshape(-1)
         found = self.sampler.sample(z.reshape(-1, z.shape[-1]), noise.flatten(0, -3), uniform.flatten(0, -2), kept, begin)

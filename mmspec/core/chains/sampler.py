@@ -16,7 +16,7 @@ R rows, T steps, K states a round, d numbers of a state, D the width of the cond
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, Protocol
 
@@ -72,23 +72,32 @@ class _Rows:
 
     index: list[int]  # row numbers
     done: list[int]  # steps done
-    at: Tensor  # [3, A] steps done; places in tables of T entries a row, and of T + LONGEST entries a row
+    at: Tensor  # [3, A] steps done; places in tables of T entries a row, and of T + LONGEST entries a row. Not kept up for one row
     held: Tensor  # [A, 2, d] state, and prediction of the clean token
 
-    def only(self, stride: int) -> int | None:
-        """The place in a table of `stride` entries a row, if one row is open; else None."""
-        return self.index[0] * stride + self.done[0] if len(self.done) == 1 else None
+    def places(self, steps: int) -> tuple[Any, Any, Any]:
+        """Return the three places: tensors [A], or numbers if one row is open."""
+        if len(self.done) > 1:
+            return self.at.unbind(0)  # type: ignore[return-value]
+        row, done = self.index[0], self.done[0]
+        return done, row * steps + done, row * (steps + LONGEST) + done
+
+    def move(self, last: Tensor, taken: list[int], held: Tensor) -> None:
+        """Commit steps up to the `last` ones of a window [A], numbered `taken` on the host."""
+        self.held, self.done = held, [done + more + 1 for done, more in zip(self.done, taken, strict=True)]
+        if len(taken) > 1:
+            self.at = (self.at + last).add_(1)
 
 
 @dataclass
 class _Tokens:
     """The tokens of one call, with all that depends on them alone."""
 
-    outputs: Callable[[Tensor, _Rows], Tensor]  # (states [A, K, d], rows) -> outputs [A, K, d]
+    outputs: Callable[[Tensor, Any], Tensor]  # (states [A, K, d], places in tables of T entries a row) -> outputs [A, K, d]
     noise: Tensor  # [R, T, d]
     response: Tensor | None  # [R, T, d]
     level: Tensor  # [R, T]
-    record: Tensor  # [R * (T + LONGEST), 2 d] every state and the output at it
+    record: Tensor  # [R * (T + LONGEST), 5 d + 2] every state, the output at it, and what it was judged by
     final: Tensor  # [R, d] clean tokens
     windows: dict[int, tuple[WindowTables, Tensor]] = field(default_factory=dict)  # by K, with their tables by token
 
@@ -96,6 +105,9 @@ class _Tokens:
         """Store the tokens of rows that have finished, and drop these rows."""
         if max(rows.done, default=0) < steps:
             return rows
+        if len(rows.done) == 1:
+            self.final[rows.index[0]] = rows.held[0, 0]
+            return replace(rows, index=[], done=[])
         gone, stay = ([n for n, done in enumerate(rows.done) if (done >= steps) == over] for over in (True, False))
         place = torch.tensor([gone, [rows.index[n] for n in gone]], device=self.final.device)
         self.final.index_copy_(0, place[1], rows.held[:, 0].index_select(0, place[0]))
@@ -163,15 +175,15 @@ class SpeculativeSampler:
             kept = self._round(rows, tokens, length, min(length, max(left)))
             self.control.observe(min(length, max(left)), left, kept, perf_counter() - began)
             rows = tokens.close(rows, steps)
-        states, outputs = tokens.record.view(len(z), -1, 2 * width)[:, :steps].split(width, -1)
+        states, outputs = tokens.record.view(len(z), steps + LONGEST, -1)[:, :steps, : 2 * width].split(width, -1)
         keep, gain = (table[:, None] for table in self._cached("mean", normal.dtype, self._mean))
         return SampledChains(torch.cat([states, tokens.final[:, None]], 1), torch.addcmul(keep * states, gain, outputs))
 
     def _begin(self, z: Tensor, normal: Tensor, level: Tensor, path: Tensor | None, first: Tensor | None) -> tuple[_Tokens, _Rows]:
         """Open the rows, each at its first step."""
         (count, _, width), steps, stride = normal.shape, self.tables.steps, self.tables.steps + LONGEST
-        noise, start, index = normal[:, 1:], normal[:, 0], torch.arange(count, device=normal.device)
-        record, begin, done = normal.new_empty(count, stride, 2 * width), torch.zeros_like(index), [0] * count
+        noise, start, index = normal[:, 1:], normal[:, 0], self._numbers(count, normal)
+        record, begin, done = normal.new_empty(count, stride, 5 * width + 2), torch.zeros_like(index), [0] * count
         if self.tables.ends_bare:  # no noise, and a level that refuses every draft: the state is moved to the target's mean
             noise = torch.cat([noise[:, :-1], torch.zeros_like(noise[:, -1:])], 1)
             level = torch.cat([level[:, :-1], torch.full_like(level[:, -1:], torch.inf)], 1)
@@ -180,10 +192,10 @@ class SpeculativeSampler:
             start, done = torch.where((first < 1)[:, None], start, path[index, begin]), begin.tolist()
             record[:, :steps, :width] = path[:, :steps]
         table = None if self.tables.response is None else self._cached("response", normal.dtype, self.tables.response.to)
-        response = None if table is None else torch.einsum("rti,tij->rtj", noise, table)
+        response = None if table is None else torch.bmm(noise.transpose(0, 1), table).transpose(0, 1)
         tokens = _Tokens(self._outputs(z), noise, response, level, record.flatten(0, 1), start.clone())
         held = torch.zeros_like(start) if self.first is None else self.first(z).to(start.dtype)
-        at = torch.stack([begin, torch.add(begin, index, alpha=steps), torch.add(begin, index, alpha=stride)])
+        at = index if count == 1 else torch.stack([begin, torch.add(begin, index, alpha=steps), torch.add(begin, index, alpha=stride)])
         return tokens, tokens.close(_Rows(list(range(count)), done, at, torch.stack([start, held], 1)), steps)
 
     def _outputs(self, z: Tensor) -> Callable[[Tensor, _Rows], Tensor]:
@@ -192,63 +204,64 @@ class SpeculativeSampler:
         ready: Any = conditioned(net, times, z)
         if ready is not None:
             head, table = self.net, ready.flatten(0, 1)
-            return lambda x, rows: head.denoise(x.flatten(0, 1), _picked(table, rows.at[1], rows.only(steps), x.shape[1])).view(x.shape)  # pyright: ignore[reportFunctionMemberAccess]
+            return lambda x, place: head.denoise(x.flatten(0, 1), _picked(table, place, x.shape[1])).view(x.shape)  # pyright: ignore[reportFunctionMemberAccess]
 
-        def outputs(x: Tensor, rows: _Rows) -> Tensor:
-            step = (rows.at[0][:, None] + torch.arange(x.shape[1], device=x.device)).clamp(max=steps - 1)
-            given = z.index_select(0, rows.at[1] // steps).repeat_interleave(x.shape[1], 0)
+        def outputs(x: Tensor, place: Any) -> Tensor:
+            at = torch.as_tensor(place, device=x.device).reshape(-1)
+            step = (at[:, None] % steps + torch.arange(x.shape[1], device=x.device)).clamp(max=steps - 1)
+            given = z.index_select(0, at // steps).repeat_interleave(x.shape[1], 0)
             return net(x.flatten(0, 1), times[step].flatten(), given).view(x.shape)
 
         return outputs
 
     def _round(self, rows: _Rows, tokens: _Tokens, length: int, most: int) -> list[int]:
         """Draft `most` states a row, by the tables of windows of `length`, and judge them. Return the number of committed steps."""
-        (count, _, width), steps = rows.held.shape, self.tables.steps
+        (count, _, width), (step, place, stored) = rows.held.shape, rows.places(self.tables.steps)
         window, table = self._windows(tokens, length, most)
         length = window.length
-        known = _picked(window.by_step, rows.at[0], rows.done[0] if count == 1 else None)
-        maps, weight = known.split([4 * length + 2, length], 1)
-        own = _picked(table, rows.at[1], rows.only(steps)).split([(2 * length + 1) * width, length * (width + 1), length], 1)
-        moved, numbers = own[0].view(count, -1, width), own[1].view(count, length, width + 1)[:, :most]
+        maps, weight = _picked(window.by_step, step).split([4 * length + 2, length], 1)
+        moved, numbers, limit = _picked(table, place).split([(2 * length + 1) * width, length * (width + 1), length], 1)
+        numbers = numbers.view(count, length, width + 1)
         # the state, the drafted states, and the parts of the gaps that do not depend on the outputs
-        found = torch.baddbmm(moved, maps.view(count, -1, 2), rows.held)
-        parents, drafted, gap = found[:, :most], found[:, 1 : most + 1], found[:, length + 1 : length + 1 + most]
-        output = tokens.outputs(parents, rows)
-        gap = torch.addcmul(gap, weight[:, :most, None], output)  # from the draft's mean to the target's, in standard deviations
-        score = (gap * torch.add(numbers[..., :width], gap, alpha=-0.5)).sum(-1)  # log p / q at the drafted state
+        found = torch.baddbmm(moved.view(count, -1, width), maps.view(count, -1, 2), rows.held)
+        gap = found[:, length + 1 :]
+        if most < length:
+            gap, weight, numbers, limit = gap[:, :most], weight[:, :most], numbers[:, :most], limit[:, :most]
+        parents, drafted = found[:, :most], found[:, 1 : most + 1]
+        output = tokens.outputs(parents, place)
+        gap = torch.addcmul(gap, weight[..., None], output)  # from the draft's mean to the target's, in standard deviations
+        score = torch.add(numbers[..., :width], gap, alpha=-0.5).mul_(gap).sum(-1)  # log p / q at the drafted state
         # a refused step ends the round, and so does the last one of the window or of the chain
-        last = (score < own[2][:, :most]).view(torch.uint8).argmax(1)  # of equal values the first
-        taken = last.tolist()
-        judged = torch.cat([parents, output, drafted, gap, numbers, score[..., None]], -1)
-        self._store(tokens.record, judged[..., : 2 * width], rows)
-        ended = _picked(judged.flatten(0, 1), torch.add(last, torch.arange(count, device=last.device), alpha=most), _single(taken))
-        columns = self._cached("columns", judged.dtype, self.tables.columns)
-        rows.held = self._ended(ended, _picked(columns, rows.at[0] + last, rows.done[0] + taken[0] if count == 1 else None))
-        rows.at, rows.done = rows.at + (last + 1), [done + more + 1 for done, more in zip(rows.done, taken, strict=True)]
+        last = (score < limit).view(torch.uint8).argmax(1)  # of equal values the first
+        taken, parts = last.tolist(), [parents, output, drafted, gap, numbers, score[..., None]]
+        if count == 1:
+            torch.cat(parts, -1, out=tokens.record.narrow(0, stored, most)[None])
+            ended, end = tokens.record.narrow(0, stored + taken[0], 1), step + taken[0]
+        else:
+            judged = torch.cat(parts, -1).flatten(0, 1)
+            tokens.record.index_copy_(0, (stored[:, None] + self._numbers(most, last)).flatten(), judged)
+            ended, end = judged.index_select(0, torch.add(last, self._numbers(count, last), alpha=most)), step + last
+        ends = self._cached("ends", rows.held.dtype, lambda dtype: self.tables.ends(width, dtype))
+        rows.move(last, taken, self._ended(ended, _picked(ends, end)))
         return [more + 1 for more in taken]
 
-    def _ended(self, judged: Tensor, columns: Tensor) -> Tensor:
-        """Return state and prediction [A, 2, d] behind the last committed step of a round, which is reflected where it was refused."""
-        width = (judged.shape[1] - 2) // 5
-        parent, output, after, gap, noise, level, score = judged.split([*[width] * 5, 1, 1], 1)
-        c, e, std, response = columns.split([1, 1, 1, columns.shape[1] - 3], 1)
-        far = gap.square().sum(1, keepdim=True).clamp_min(torch.finfo(gap.dtype).tiny)
-        refused = (score / far).masked_fill(score >= level, 0)
-        after = torch.addcmul(after, gap, refused * std, value=-2)
-        held = torch.addcmul(c * parent, e, output)
-        if response.shape[1]:  # to the step's noise around the target's mean
-            drawn = torch.addcmul(noise - gap, gap, refused, value=-2)
-            held = torch.baddbmm(held[:, None], drawn[:, None], response.view(-1, width, width))[:, 0]
-        return torch.stack([after, held], 1)
+    def _ended(self, judged: Tensor, maps: Tensor) -> Tensor:
+        """Return state and prediction [A, 2, d] behind the last committed step of a round, which is reflected where it was refused.
 
-    def _store(self, record: Tensor, values: Tensor, rows: _Rows) -> None:
-        """Record states and outputs. Those behind the last committed step are overwritten by later rounds."""
-        place = rows.only(self.tables.steps + LONGEST)
-        if place is not None:
-            record.narrow(0, place, values.shape[1]).copy_(values[0])
-        else:
-            at = rows.at[2][:, None] + torch.arange(values.shape[1], device=values.device)
-            record.index_copy_(0, at.flatten(), values.flatten(0, 1))
+        Args:
+            judged: parent, output, drafted state, gap, noise, level and score [A, 5 d + 2].
+            maps: those of `StepTables.ends` for its step [A, 6 d, 2 d].
+        """
+        known, level, score = judged.split([judged.shape[1] - 2, 1, 1], 1)
+        width = known.shape[1] // 5
+        gap = known.narrow(1, 3 * width, width)
+        far = gap.square().sum(1, keepdim=True).clamp_min_(torch.finfo(gap.dtype).tiny)
+        refused = gap * score.div(far).masked_fill_(score >= level, 0)
+        return torch.bmm(torch.cat([known, refused], 1)[:, None], maps).view(-1, 2, width)
+
+    def _numbers(self, count: int, like: Tensor) -> Tensor:
+        """Return 0, 1, .., `count` - 1, made once."""
+        return self._cached(("numbers", count, like.device), torch.long, lambda dtype: torch.arange(count, dtype=dtype, device=like.device))
 
     def _windows(self, tokens: _Tokens, length: int, most: int) -> tuple[WindowTables, Tensor]:
         """Return the tables of windows of `length` states, or of more states where `most`, those left, end the round anyway."""
@@ -270,14 +283,10 @@ class SpeculativeSampler:
         return self._made[name, dtype]
 
 
-def _single(places: list[int]) -> int | None:
-    return places[0] if len(places) == 1 else None
-
-
-def _picked(table: Tensor, at: Tensor, only: int | None, count: int = 1) -> Tensor:
-    """Return `count` entries of a table from each of `at` [A] on [A * count, ...]; a view where `only` one is asked for."""
-    if only is not None:
-        return table.narrow(0, only, count)
+def _picked(table: Tensor, at: Any, count: int = 1) -> Tensor:
+    """Return `count` entries of a table from each of `at` [A] on [A * count, ...]; a view of it where `at` is a number."""
+    if isinstance(at, int):
+        return table.narrow(0, at, count)
     if count > 1:
-        at = (at[:, None] + torch.arange(count, device=at.device)).clamp(max=len(table) - 1).flatten()
+        at = (at[:, None] + torch.arange(count, device=at.device)).clamp_(max=len(table) - 1).flatten()
     return table.index_select(0, at)

@@ -48,6 +48,11 @@ class WindowTables:
         """`held` and `weight` side by side [T, 5 K + 2], for one look-up a round."""
         return torch.cat([self.held.flatten(1), self.weight], 1)
 
+    @cached_property
+    def by_noise(self) -> Tensor:
+        """`noise` and `response` side by side [T, 2 K + 1, 2 K]."""
+        return torch.cat([self.noise, self.response], -1)
+
     def by_token(self, noise: Tensor, response: Tensor | None, level: Tensor) -> Tensor:
         """Evaluate all that does not depend on states and outputs, for every step of R tokens.
 
@@ -60,11 +65,14 @@ class WindowTables:
             [R * T, (2 K + 1) d + K (d + 1) + K]: the part of the maps that is due to noise; Z and level of the steps of the window; their
             level once more, infinite where a window ends.
         """
-        numbers = _windows(torch.cat([noise, level[..., None]], -1), self.length)  # [R, T, K, d + 1]
-        drawn, moves, maps = numbers[..., :-1], numbers[..., :-1], self.noise
-        if response is not None:
-            moves, maps = torch.cat([drawn, _windows(response, self.length)], 2), torch.cat([self.noise, self.response], -1)
-        moved = torch.einsum("tmk,rtkd->rtmd", maps, moves)
+        steps = [noise, level[..., None]] if response is None else [noise, level[..., None], response]
+        found = _windows(torch.cat(steps, -1), self.length)  # [R, T, K, d + 1], or 2 d + 1
+        numbers, drawn = found[..., : noise.shape[-1] + 1], found[..., : noise.shape[-1]]
+        if response is None:
+            moved = torch.matmul(self.noise, drawn)
+        else:
+            moves = torch.cat([drawn, found[..., noise.shape[-1] + 1 :]], 2)
+            moved = torch.matmul(self.by_noise, moves)  # [R, T, 2 K + 1, d]
         limit = numbers[..., -1].masked_fill(self.ends, float("inf"))
         return torch.cat([moved.flatten(2), numbers.flatten(2), limit], -1).flatten(0, 1)
 
@@ -116,18 +124,27 @@ class StepTables:
         b = schedule.gain / e
         return schedule.keep - c * b, b, c, e
 
-    def columns(self, dtype: torch.dtype) -> Tensor:
-        """Make the table by which rounds end.
+    def ends(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Make the maps by which rounds end.
+
+        For the last committed step of a round, with x its parent state, out the head's output there, y the drafted state, g the gap of the
+        means in standard deviations, Z the step's noise and r the part of g by which a refused step is reflected (0 for a kept one), the
+        next state is y - 2 `scale` r, and the next prediction c x + e out + (Z - g - 2 r) R.
 
         Args:
+            width: numbers of a state, d.
             dtype: of the result.
 
         Returns:
-            c, e, `scale` and the response of every step [T, 3 + d * d]; [T, 3] without a response.
+            Maps of (x, out, y, g, Z, r) to (state, prediction) for every step [T, 6 d, 2 d].
         """
         _, _, c, e = self.coefficients
-        found = torch.stack([c, e, self.scale], -1)
-        return (found if self.response is None else torch.cat([found, self.response.flatten(1)], -1)).to(dtype)
+        unit = torch.eye(width, dtype=torch.float64, device=c.device)
+        none = torch.zeros(self.steps, width, width, dtype=torch.float64, device=c.device)
+        response = none if self.response is None else self.response.double()
+        state = [none, none, unit + none, none, none, -2 * self.scale[:, None, None] * unit]
+        held = [c[:, None, None] * unit, e[:, None, None] * unit, none, -response, response, -2 * response]
+        return torch.cat([torch.cat(state, 1), torch.cat(held, 1)], 2).to(dtype)
 
     def window(self, length: int, dtype: torch.dtype = torch.float64) -> WindowTables:
         """Make the tables of windows.

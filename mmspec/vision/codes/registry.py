@@ -1,6 +1,7 @@
 """Image methods by name: `METHODS`, and `PUBLISHED` settings of relaxed ones; which arguments a method reads."""
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from mmspec.drafters.jacobi.initialisers import Initialiser
@@ -50,3 +51,12 @@ def check_read(plan: Method, method: Any, **given: Any) -> None:
         window = None if given["window"] == 1 else given["window"]
         unread = {"drafter": given["drafter"], "tree": given["tree"], "window": window, "init": given["init"]}
         refuse(f"methods that draft, and {name} does not", **unread)
+
+
+def names_method(value: Any) -> bool:
+    """Return whether a value is a method or the name of one; a string that is a folder's path is a drafter.
+
+    Args:
+        value: the third argument of `mmspec.vision.generate`, which was the method in 0.1.
+    """
+    return isinstance(value, Method) or (isinstance(value, str) and not Path(value).expanduser().is_dir())

@@ -19,8 +19,11 @@ from mmspec.core.rules.base import Accept
 from mmspec.core.rules.token import Token
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.guided_pair import GuidedPair
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
+from mmspec.drafters.shapes import Shape
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.continuous.ar import ContinuousAR
@@ -28,6 +31,7 @@ from mmspec.vision.continuous.heads import HeadStats
 from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Sampling, tokens_of
 from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
+from mmspec.vision.continuous.state_draft import SHARED, StateDraft, StateSource
 
 WINDOW = 5
 """Default tokens per forward: four draft tokens and the pending one."""
@@ -38,12 +42,12 @@ class LatentDraft:
     """A drafter with its own sampling settings: fewer steps (method "aligned"), `every` (any method), another temperature.
 
     Args:
-        model: the drafter.
+        model: the drafter, a smaller model or a state draft.
         sampling: settings; those that are None are the target's.
         temperature: factor on the noise of the chain's steps; None for the target's.
     """
 
-    model: ContinuousAR
+    model: ContinuousAR | StateDraft
     sampling: Sampling = field(default_factory=Sampling)
     temperature: float | None = None
 
@@ -83,7 +87,7 @@ def generate_continuous(
         found, prompts, method, most=most, noise=noise, sampling=sampling, guidance=guidance, temperature=temperature, drafter=drafter,
         draft_steps=draft_steps,
     )  # fmt: skip
-    chain = NoDraft() if drafting is None else ModelDrafter(drafting, way.shape)
+    chain = NoDraft() if drafting is None else _drafter(drafting, way.shape)
     out = run(
         target,
         chain,
@@ -94,7 +98,12 @@ def generate_continuous(
         control=Fixed(0) if isinstance(chain, NoDraft) else control,
         on_step=on_step,
     )
-    return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels), stats=_counted(out.stats, target))
+    return found, replace(out, tokens=tokens_of(out.tokens, network.config.channels), stats=_counted(out.stats, target, drafting))
+
+
+def _drafter(drafting: Any, shape: Shape) -> ModelDrafter | GuidedDrafter:
+    """Return the source of drafts, for what `pair_of` returned."""
+    return GuidedDrafter(GuidedPair(drafting), shape) if isinstance(drafting, StateSource) else ModelDrafter(drafting, shape)
 
 
 def check_draft_steps(model: ContinuousPictures, method: str, draft_steps: int | str | None) -> None:
@@ -112,10 +121,18 @@ def check_draft_steps(model: ContinuousPictures, method: str, draft_steps: int |
     chain_control(draft_steps, 1)
 
 
-def _counted(stats: Stats, target: Any) -> Stats:
-    """Return the statistics with the calls of the target's head, if it has a chain."""
-    head = getattr(getattr(target, "doubled", target).family, "head", None)
-    return stats if head is None else HeadStats(**vars(stats), head_calls=head.calls, head_states=head.states)
+def _counted(stats: Stats, target: Any, drafting: Any) -> Stats:
+    """Return the statistics with the calls of both heads, if they have chains."""
+    head = _head(target)
+    if head is None:
+        return stats
+    theirs = drafting.heads if isinstance(drafting, StateSource) else [] if drafting is None else [_head(drafting)]
+    calls = sum(each.calls for each in theirs)
+    return HeadStats(**vars(stats), head_calls=head.calls, head_states=head.states, draft_head_calls=calls)
+
+
+def _head(target: Any) -> Any:
+    return getattr(getattr(target, "doubled", target).family, "head", None)
 
 
 def pair_of(
@@ -131,9 +148,10 @@ def pair_of(
     drafter: Any = None,
     draft_steps: int | str | None = None,
 ) -> tuple[Any, Any, Any]:
-    """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter as a target, or None.
+    """Return the engine objects for `method` with a causal model: its prompt, the target, and the drafter.
 
-    The prompt holds class numbers; with guidance, those for no class follow. ValueError as in `generate`.
+    The prompt holds class numbers; with guidance, those for no class follow. The drafter is a target, a `StateSource` or None. ValueError
+    as in `generate`.
     """
     way, draft_token = way_of(method), model.drafter if drafter is None else drafter
     network: Any = model.model
@@ -166,25 +184,29 @@ def _target(model: ContinuousPictures, network: Any, request: LatentRequest, sam
 
 
 def _drafting(model: ContinuousPictures, draft_token: Any, request: LatentRequest, sampling: Sampling, most: int) -> Any:
-    """Return the drafter as a target. ValueError if its tokens or its chain differ from the target's."""
+    """Return the drafter as a target, or the source of a state draft. ValueError if its tokens or its chain differ from the target's."""
     draft = draft_token if isinstance(draft_token, LatentDraft) else LatentDraft(draft_token)
     theirs, own, kind = getattr(draft.model, "config", None), model.model.config, type(model.model)
-    if not isinstance(draft.model, kind):
+    reading: Any = draft.model if isinstance(draft.model, StateDraft) else None
+    if reading is None and not isinstance(draft.model, kind):
         raise ValueError(
-            f"drafter is a {type(draft.model).__name__}: methods for continuous tokens draft with a {kind.__name__} of the same tokens"
+            f"drafter is a {type(draft.model).__name__}: methods for continuous tokens draft with a {kind.__name__} of the same tokens, "
+            "or with a StateDraft"
         )
-    for name in model.shared:
+    for name in model.shared if reading is None else SHARED:
         if getattr(theirs, name) != getattr(own, name):
-            raise ValueError(
-                f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take one of the same tokens and head"
-            )
-    chains = None if request.chains is None else replace(request.chains, linear=None)
+            what = "one of the same tokens and head" if reading is None else "a state draft of this target"
+            raise ValueError(f"the drafter's {name} is {getattr(theirs, name)}, the target's {getattr(own, name)}: take {what}")
+    shares = reading is not None and reading.head is None  # the target's linear model is of its head
+    chains = None if request.chains is None else request.chains if shares else replace(request.chains, linear=None)
     draft_request = replace(request, temperature=request.temperature if draft.temperature is None else draft.temperature, chains=chains)
     if own.head == "mixture":
-        return _target(model, draft.model, draft_request, sampling, most)
+        return (
+            _target(model, draft.model, draft_request, sampling, most) if reading is None else StateSource(reading, draft_request, sampling)
+        )
     chosen = draft.sampling.over(replace(sampling, every=theirs.every)).filled(own)
     _check_kernels(sampling.filled(own).noise_schedule(request.temperature), chosen.noise_schedule(draft_request.temperature), request.form)
-    return _target(model, draft.model, draft_request, chosen, most)
+    return _target(model, draft.model, draft_request, chosen, most) if reading is None else StateSource(reading, draft_request, chosen)
 
 
 def _check_kernels(own: NoiseSchedule, theirs: NoiseSchedule, form: str) -> None:

@@ -17,10 +17,12 @@ class HeadStats(Stats):
     Attributes:
         head_calls: sequential calls of the target's head. Calls for the rows of a batch count once.
         head_states: states that these calls held.
+        draft_head_calls: sequential calls of the drafter's head, or of the target's by the drafter.
     """
 
     head_calls: int = 0
     head_states: int = 0
+    draft_head_calls: int = 0
 
 
 class CountedHead:

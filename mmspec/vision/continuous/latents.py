@@ -134,15 +134,22 @@ class Latents:
     """Family of one model in one generation: values are tokens [d], or chains of states [T + 1, d].
 
     The prompt is one position, the class; its value is not read.
+
+    Args:
+        model: the network.
+        request: settings of the generation.
+        sampling: of a diffusion head.
+        net: the head; by default the model's.
     """
 
-    def __init__(self, model: Any, request: LatentRequest, sampling: Sampling):
+    def __init__(self, model: Any, request: LatentRequest, sampling: Sampling, net: Any = None):
         config = model.config
         self.model, self.request, self.width, self.noise_schedule = model, request, config.channels, None
+        self.net: Any = model.head if net is None else net
         if config.head == "diffusion":
             sampling = sampling.filled(config)
             self.noise_schedule = sampling.noise_schedule(request.temperature).to(model.device)
-            self.head = counted_head(model.head, request.guidance)
+            self.head = counted_head(self.net, request.guidance)
             self.denoiser = self._denoiser(self.noise_schedule, 1 if sampling.every is None else sampling.every)
 
     def _denoiser(self, noise_schedule: NoiseSchedule, every: int) -> Denoiser:
@@ -174,6 +181,30 @@ class Latents:
         embeds = torch.where((cells < 0)[..., None], state, model.embed(tokens_of(layout.ids, self.width), cells))
         return model(embeds, cells, additive_mask(layout, embeds.dtype), cache)[0][:, -keep:], None
 
+    def token_embeddings(self, tokens: Tensor, cells: Tensor) -> Tensor:
+        """Embed tokens as the backbone reads them.
+
+        Args:
+            tokens: [R, M, d].
+            cells: LongTensor [R, M], their places in raster order.
+
+        Returns:
+            [R, M, D].
+        """
+        return self.model.embed(tokens, cells)
+
+    def conditioning(self, hidden: Tensor, cells: Tensor) -> Tensor:
+        """Make the head's conditioning.
+
+        Args:
+            hidden: last hidden states [R, M, D].
+            cells: LongTensor [R, M], places of the tokens that they predict.
+
+        Returns:
+            [R, M, D].
+        """
+        return hidden
+
     def distribution(self, raw: Tensor, history: History, processors: Pipeline) -> Distribution:
         """Return the distributions for states [R, N, D]; for guided pairs [B, N, ...]."""
         if isinstance(processors, Guided):
@@ -187,7 +218,7 @@ class Latents:
         return aligned(raw, ChainSampler(self.denoiser), self.noise_schedule.sigma_out, keys, self.width)  # pyright: ignore[reportReturnType]
 
     def _density(self, z: Tensor) -> Any:
-        head, scale = self.model.head, self.request.guidance
+        head, scale = self.net, self.request.guidance
         if scale is None:
             return Mixture.joint(*head(z)).tempered(self.request.temperature)
         cond, uncond = (Gaussian(mean[..., 0, :], std[..., 0, :]) for _, mean, std in (head(part) for part in z.chunk(2, -1)))

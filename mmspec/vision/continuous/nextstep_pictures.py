@@ -158,17 +158,25 @@ class NextStepLatents(Latents):
         """Return the head's conditioning [R, keep, D] of the last `keep` columns, float32."""
         network: Any = self.model
         words, lengths = state
-        tokens = normed(tokens_of(layout.ids, self.width), self.normalised)
-        embeds = network.image_in_projector(tokens.to(words.dtype))
+        embeds = self.token_embeddings(tokens_of(layout.ids, self.width), layout.positions)
         if layout.opening:
             place = layout.positions.clamp(max=words.shape[1] - 1)
             given = words.gather(1, place[..., None].expand(-1, -1, words.shape[-1]))
             embeds = torch.where((layout.positions < lengths)[..., None], given, embeds)
         hidden = states(network, embeds, layout, cache)[:, -keep:]
+        return self.conditioning(hidden, layout.positions[:, -keep:] + 1 - lengths), None
+
+    def token_embeddings(self, tokens: Tensor, cells: Tensor) -> Tensor:
+        """Return the backbone's inputs [R, M, D] of tokens [R, M, d]."""
+        network: Any = self.model
+        return network.image_in_projector(normed(tokens, self.normalised).to(network.image_in_projector.weight.dtype))
+
+    def conditioning(self, hidden: Tensor, cells: Tensor) -> Tensor:
+        """Return the head's conditioning [R, M, D], float32, of last hidden states that predict the tokens at `cells` [R, M]."""
+        network: Any = self.model
         if self.places is not None:
-            cell = (layout.positions[:, -keep:] + 1 - lengths).clamp(0, len(self.places) - 1)
-            hidden = hidden + self.places[cell].to(hidden.dtype)
-        return network.image_out_projector(hidden).float(), None
+            hidden = hidden + self.places[cells.clamp(0, len(self.places) - 1)].to(hidden.dtype)
+        return network.image_out_projector(hidden).float()
 
 
 def normed(tokens: Tensor, normalised: bool) -> Tensor:

@@ -1,0 +1,1 @@
+"""Losses and tables for training models of continuous tokens and their drafts."""
