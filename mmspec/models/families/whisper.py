@@ -80,6 +80,14 @@ def writes_timestamps(config: Any) -> bool:
     return bool(getattr(config, "return_timestamps", None))
 
 
+def timestamp_ids(model: Any) -> range:
+    """The ids of a Whisper's timestamps, which stand behind all others and which tokenizers need not list; empty for other models."""
+    if getattr(model.config, "model_type", None) != "whisper":
+        return range(0)
+    before = getattr(model.generation_config, "no_timestamps_token_id", None)
+    return range(0) if before is None else range(before + 1, model.config.vocab_size)
+
+
 def detects(model: Any, config: Any) -> bool:
     """True if transformers would detect the language: none is set, and `forced_decoder_ids` leave it open."""
     if getattr(config, "lang_to_id", None) is None or getattr(config, "language", None) is not None:
