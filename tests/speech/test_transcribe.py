@@ -10,6 +10,7 @@ from transformers.generation import GenerateEncoderDecoderOutput
 
 import mmspec
 from mmspec.models.compat import attention_of
+from mmspec.models.families.whisper import corresponding_ids
 from mmspec.run.request import Request
 from mmspec.speech.recognition import whisper as loop
 from mmspec.speech.recognition.decoding import RecognitionDecoding
@@ -18,7 +19,7 @@ from mmspec.speech.recognition.voice_activity import joined
 from mmspec.speech.recognition.whisper import FALLBACK, attention_restored, features_of
 from mmspec.speech.sound.audio import save
 from tests.companions import perturbed
-from tests.speech.small_whisper import IDS, RATE, STAMPS, processor, sounds, whisper
+from tests.speech.small_whisper import IDS, RATE, SIZE, STAMPS, processor, sounds, whisper
 
 SECONDS = (0.8, 2.3, 0.5, 1.7)  # the window is one second
 DRAFTED = {
@@ -211,14 +212,12 @@ def test_a_drafter_of_english_alone_reads_the_prompt_without_language_and_task(m
     assert out.transcripts[0].tokens == plain.transcripts[0].tokens
 
 
-def test_timestamps_are_drafted_across_vocabularies_though_tokenizers_do_not_list_them(model, kit, waves):
-    """The target's own weights under a tokenizer of its own: everything that is drafted is accepted, timestamps included."""
-    made = mmspec.text.aligned_drafter(model, kit, model, kit)
-    out = mmspec.speech.transcribe(model, kit, waves, made, timestamps="segment", language="de", draft_length=3)
-    assert any(number >= STAMPS for each in out.transcripts for number in each.tokens)
-    assert out.stats.accepted == out.stats.judged > 0
-    plain = mmspec.speech.transcribe(model, kit, waves, timestamps="segment", language="de")
-    assert [each.tokens for each in out.transcripts] == [each.tokens for each in plain.transcripts]
+def test_timestamps_and_tasks_correspond_across_vocabularies_though_tokenizers_do_not_tell(model):
+    same = {(number, number) for number in range(STAMPS, SIZE)}
+    tasks = {(IDS[f"<|{name}|>"], IDS["<|startoftranscript|>"]) for name in ("transcribe", "translate")}
+    assert set(corresponding_ids(model, whisper(1))) == same
+    assert set(corresponding_ids(model, whisper(1, english=True))) == same | tasks
+    assert corresponding_ids(model, mmspec.load("text").target) == ()
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------
