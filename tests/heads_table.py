@@ -32,6 +32,7 @@ def main() -> None:
         said = [compared_words(each.text) for each in clips]
         words, plain = sum(len(text.split()) for text in said), None
         modes = {"plain": {}, "verified": {}, "verified, a tree of (4, 2, 1)": {"tree": (4, 2, 1), "draft_length": 3}}
+        modes |= {"verified, four beams of prefixes": {"tree": "beams", "draft_length": 4}}
         modes |= {f"threshold {tau:g}": {"accept": Threshold(tau)} for tau in args.taus}
         modes |= {f"threshold {tau:g}, then verified": {"accept": Threshold(tau, verify=True)} for tau in args.taus[1:]}
         for name, options in modes.items():

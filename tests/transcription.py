@@ -1,22 +1,27 @@
 """Whisper's transcription with a drafter beside transformers' own, on real recordings: equality, tokens a call, word error rate, seconds.
 
     python -m tests.transcription                                      # the two Whispers that fetch_whisper.py keeps
-    python -m tests.transcription --batch 1 4 --lengths 5 12 --timestamps segment word --rounds 5
-    python -m tests.transcription --kinds long --fallback --condition
+    python -m tests.transcription --kinds digits --batch-size 4 --draft-length 8 12 --timestamps segment
+    python -m tests.transcription --kinds long --timestamps word --fallback --condition
+    python -m tests.transcription --seconds --rounds 3                  # and seconds, with transformers' assisted generation
 
-transformers' `generate` runs on every recording alone for the texts and times that are compared, and on the batch for the seconds.
-Contenders take turns; ratios are medians with quartiles over batches and rounds. `long` are three recordings of more than 60 seconds: all
-sentences of LJ Speech in a row, in three orders.
+transformers' `generate` runs on every recording alone for the texts and times that are compared. Counts do not depend on the machine, but
+for drafts of "auto", whose lengths follow the seconds of forwards. With `--seconds` it runs on every batch, too, and so does its assisted
+generation on batches of one; all take turns, and ratios are medians with quartiles over batches and rounds. faster-whisper is a contender
+of `mmspec bench --suite whisper`. `long` are three recordings of more than 60 seconds: all sentences of LJ Speech in a row, three times in
+another order.
 """
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter
+from typing import Any
 
 import torch
 from rich.progress import track
 
 import mmspec
+from mmspec.bench.compare.peers import assistance
 from mmspec.bench.compare.run import Spread
 from mmspec.bench.suites.recordings import Recording, compared_words, recorded_kinds, recordings_of
 from mmspec.loading.hearing import load_transcriber
@@ -36,24 +41,28 @@ def main() -> None:
     parser.add_argument("--model", default=str(model_folder("whisper-base")))
     parser.add_argument("--drafter", default=str(model_folder("whisper-tiny.en")))
     parser.add_argument("--kinds", nargs="+", default=["ljspeech", "joined", "digits", "long"])
-    parser.add_argument("--batch", nargs="+", type=int, default=[1, 4])
-    parser.add_argument("--lengths", nargs="+", default=["5", "12", "auto"], help="draft tokens a round")
+    parser.add_argument("--batch-size", nargs="+", type=int, default=[1, 4])
+    parser.add_argument("--draft-length", nargs="+", default=["5", "8", "12", "auto"], help="draft tokens a round")
     parser.add_argument("--timestamps", nargs="+", default=["none", "word"], choices=["none", "segment", "word"])
     parser.add_argument("--language", default="en", help="of the recordings; auto detects it")
     parser.add_argument("--fallback", action="store_true")
     parser.add_argument("--condition", action="store_true")
     parser.add_argument("--limit", type=int, default=8, help="recordings of a kind")
+    parser.add_argument("--seconds", action="store_true", help="time transformers' generate and mmspec without a drafter, too")
     parser.add_argument("--rounds", type=int, default=1, help="how often every batch is timed")
     args = parser.parse_args()
+    if args.rounds > 1 and not args.seconds:
+        parser.error("--rounds repeats what is timed: give --seconds, too")
     pair = load_transcriber(args.model, args.drafter)
     print(f"{pair.name} drafted by {args.drafter}, {provenance(pair.target.device)['device']}, {torch.get_num_threads()} threads\n")
-    print("| recordings | times | batch | run by | same text and times | tokens a call | words wrong, % | x `generate` |")
-    print("|---|---|---|---|---|---|---|---|")
+    columns = ["recordings", "times", "batch", "run by", "same text and times", "tokens a call", "words wrong, %"]
+    columns += ["x `generate`"] if args.seconds else []
+    print(f"| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
     for kind in args.kinds:
         found = recordings(kind)[: args.limit]
         for times in (None if each == "none" else each for each in args.timestamps):
             own = [by_generate(pair, args, [each], times) for each in track(found, f"{kind} alone")]
-            for size in args.batch:
+            for size in args.batch_size:
                 table(pair, args, found, own, times, size)
 
 
@@ -70,12 +79,18 @@ def recordings(kind: str) -> list[Recording]:
     ]
 
 
-def by_generate(pair: Pair, args: argparse.Namespace, clips: Sequence[Recording], times: str | None) -> Times:
-    """Return start, end, tokens and their times of every segment, of all recordings in a row, by transformers' own `generate`."""
+def by_generate(
+    pair: Pair, args: argparse.Namespace, clips: Sequence[Recording], times: str | None, assist: dict[str, Any] | None = None
+) -> Times:
+    """Return start, end, tokens and their times of every segment, of all recordings in a row, by transformers' own `generate`.
+
+    `assist` are its options of assisted generation.
+    """
     features, mask = features_of(pair.processor.feature_extractor, [clip.wave for clip in clips])
     long = len(clips[0].wave) > pair.processor.feature_extractor.n_samples
     asked = {"return_timestamps": bool(long or times), "return_token_timestamps": times == "word"}
     asked |= {"language": args.language, "task": "transcribe"} if args.language != "auto" else {"task": "transcribe"}
+    asked |= assist or {}
     asked |= FALLBACK if args.fallback else {"temperature": 0.0}
     asked |= {"condition_on_prev_tokens": True} if args.condition and long else {}
     with attention_restored(pair.target):
@@ -101,9 +116,13 @@ def by_mmspec(pair: Pair, args: argparse.Namespace, clips: Sequence[Recording], 
     )
 
 
+ASSISTED = "assisted"
+
+
 def table(pair: Pair, args: argparse.Namespace, clips: Sequence[Recording], own: Sequence[Times], times: str | None, size: int) -> None:
     """Print the rows of one kind, timestamps and batch size."""
-    ways = [None, *args.lengths]
+    ways = [None, *args.draft_length] if args.seconds else list(args.draft_length)
+    ways += [ASSISTED] if args.seconds and size == 1 and pair.model is not None else []
     same, wrong = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0)
     tokens, calls = dict.fromkeys(ways, 0), dict.fromkeys(ways, 0)
     ratios: dict[str | None, list[float]] = {way: [] for way in ways}
@@ -111,28 +130,41 @@ def table(pair: Pair, args: argparse.Namespace, clips: Sequence[Recording], own:
     for turn in range(args.rounds):
         for first in track(starts, f"{clips[0].kind}, batch {size}"):
             batch, expected = clips[first : first + size], own[first : first + size]
-            began = perf_counter()
-            by_generate(pair, args, batch, times)
-            plain = perf_counter() - began
+            plain = timed(lambda batch=batch: by_generate(pair, args, batch, times))[1] if args.seconds else float("nan")
             for way in ways[turn % len(ways) :] + ways[: turn % len(ways)]:
-                began = perf_counter()
-                out = by_mmspec(pair, args, batch, times, way)
-                ratios[way].append(plain / (perf_counter() - began))
-                if turn:
-                    continue
-                tokens[way] += out.stats.tokens
-                calls[way] += out.stats.row_calls
-                same[way] += sum(equal(got, row) for got, row in zip(out.transcripts, expected, strict=True))
-                wrong[way] += sum(word_errors([compared_words(each.text) for each in batch], [compared_words(text) for text in out.texts]))
+                if way == ASSISTED:
+                    found, seconds = timed(lambda batch=batch: by_generate(pair, args, batch, times, assistance(pair, 0)))
+                    agree, texts = int(found == expected[0]), [written(pair, found)]
+                else:
+                    out, seconds = timed(lambda batch=batch, way=way: by_mmspec(pair, args, batch, times, way))
+                    agree, texts = sum(equal(got, row) for got, row in zip(out.transcripts, expected, strict=True)), out.texts
+                    tokens[way] += out.stats.tokens
+                    calls[way] += out.stats.row_calls
+                ratios[way].append(plain / seconds)
+                if not turn:
+                    same[way] += agree
+                    wrong[way] += sum(word_errors([compared_words(each.text) for each in batch], [compared_words(text) for text in texts]))
     words = sum(len(compared_words(each.text).split()) for each in clips)
     for way in ways:
-        name = "mmspec, no drafter" if way is None else f"mmspec, drafts of {way}"
-        spread = Spread.of(ratios[way])
-        cells = [clips[0].kind, times or "none", str(size), name, f"{same[way]} of {len(clips)}", f"{tokens[way] / calls[way]:.2f}"]
-        print(
-            f"| {' | '.join(cells)} | {100 * wrong[way] / words:.1f} | {spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f}) |",
-            flush=True,
-        )
+        name = {None: "mmspec, no drafter", ASSISTED: "transformers, assisted"}.get(way, f"mmspec, drafts of {way}")
+        rate = f"{tokens[way] / calls[way]:.2f}" if calls[way] else ""
+        cells = [clips[0].kind, times or "none", str(size), name, f"{same[way]} of {len(clips)}", rate, f"{100 * wrong[way] / words:.1f}"]
+        if args.seconds:
+            spread = Spread.of(ratios[way])
+            cells.append(f"{spread.median:.2f} ({spread.low:.2f}-{spread.high:.2f})")
+        print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def timed(run: Callable[[], Any]) -> tuple[Any, float]:
+    """Return what `run` returns, and the seconds that it took."""
+    began = perf_counter()
+    found = run()
+    return found, perf_counter() - began
+
+
+def written(pair: Pair, found: Times) -> str:
+    """Return the text of the segments of one recording."""
+    return pair.processor.tokenizer.decode([number for *_, ids, _ in found for number in ids], skip_special_tokens=True)
 
 
 def equal(got: Transcript, expected: Times) -> bool:

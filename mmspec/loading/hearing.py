@@ -3,7 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from mmspec.drafters.views.base import own_encoder, own_opening, view_of
+from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
+from mmspec.models.families.registry import family_of
+from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.speech.recognition.prompted import PROMPTED, check_recogniser
 
@@ -30,16 +34,17 @@ def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dty
         pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
     if kind == "none":
         return pair
-    cropped = kind == "model" and pair.target.config.model_type == "whisper" and _has_encoder(path)
-    options = {"view": "cropped"} if cropped else {}
-    config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path, options=options))
-    return with_drafter(replace(pair, config=config, drafter_name=kind), None, pair.target.device)
+    config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path))
+    pair = with_drafter(replace(pair, config=config, drafter_name=kind), None, pair.target.device)
+    return replace(pair, drafter=aligned_model(pair, {"view": "cropped"})) if _runs_own_encoder(pair) else pair
 
 
-def _has_encoder(path: str | None) -> bool:
-    from transformers import AutoConfig
-
-    return path is not None and AutoConfig.from_pretrained(path).architectures != ["WhisperForCausalLM"]
+def _runs_own_encoder(pair: Pair) -> bool:
+    """Return whether the drafter is a Whisper that encodes the recording itself: Distil-Whisper reads what the target has encoded."""
+    if pair.model is None or pair.target.config.model_type != "whisper" or pair.model.config.model_type != "whisper":
+        return False
+    view = view_of(HFTarget(pair.target, family_of(pair.target)), pair.model, translated=pair.own_tokenizer is not None)
+    return view in (own_encoder, own_opening)
 
 
 def hear(pair: Pair, path: str) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from mmspec.models.checkpoint_loading import loaded
 from mmspec.models.compat.shared_states import buildable
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
+_THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
+"""Models of which the part that writes text is loaded, and the part that speaks is left out."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
@@ -62,6 +64,8 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
     weights, place = dtype_of(dtype) or "auto", _place(name)
     try:
         config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
+        whole = config.model_type in _THINKERS
+        config = config.thinker_config if whole else config
         compat.forget_gguf(buildable(config))
         hears = config.is_encoder_decoder and config.model_type in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
         writes = config.is_encoder_decoder or config.model_type in HEARS  # transformers lists speech language models with these
@@ -72,7 +76,9 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
         with compat.progress_as_set():
             placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
-            model = loaded(kind, place.where, config=config, dtype=weights, trust_remote_code=False, **place.weights, **placed)
+            model = loaded(
+                kind, place.where, config=config, dtype=weights, extras=whole, trust_remote_code=False, **place.weights, **placed
+            )
         model = (model.to(device) if device_map is None else _on_one_device(model)).eval()
     except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
         raise ValueError(f"model {name} cannot be loaded: {_reason(error)}") from None

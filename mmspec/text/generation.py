@@ -21,6 +21,7 @@ from mmspec.drafters.model.lighter import drafted_part, lighter
 from mmspec.drafters.model.vocabulary import Overlap, Translated
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.families.whisper import corresponding_ids
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
@@ -199,7 +200,10 @@ def aligned_drafter(
         sizes[0],
         own=sizes[1],
         never_generated_ids=(*getattr(ours, "never_generated_ids", ()), *(getattr(config, "suppress_tokens", None) or ())),
-        also=tuple(zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False)),
+        also=(
+            *zip(*(getattr(family, "placeholders", ()) for family in (ours, theirs)), strict=False),
+            *corresponding_ids(model, drafter),
+        ),
     )
     seen, ids = view_for(view, HFTarget(model, ours), drafter, translated=True), None
     if vocabulary is not None:

@@ -102,7 +102,9 @@ def test_recorded_windows_are_what_the_decoder_read_and_wrote(model, windows):
 
 
 @pytest.mark.parametrize("times", [None, "segment", "word"])
-@pytest.mark.parametrize("options", [{"draft_length": 3}, {"tree": (3, 2)}, {}], ids=["a chain", "a tree", "auto"])
+@pytest.mark.parametrize(
+    "options", [{"draft_length": 3}, {"tree": (3, 2)}, {"tree": "beams"}, {}], ids=["a chain", "a tree", "beams of prefixes", "auto"]
+)
 def test_verified_heads_give_the_text_of_generate(model, kit, waves, net, options, times):
     """Short and long recordings of one batch."""
     heard = mmspec.speech.transcribe(model, kit, waves, net, timestamps=times, **options)

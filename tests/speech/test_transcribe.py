@@ -10,6 +10,7 @@ from transformers.generation import GenerateEncoderDecoderOutput
 
 import mmspec
 from mmspec.models.compat import attention_of
+from mmspec.models.families.whisper import corresponding_ids
 from mmspec.run.request import Request
 from mmspec.speech.recognition import whisper as loop
 from mmspec.speech.recognition.decoding import RecognitionDecoding
@@ -18,7 +19,7 @@ from mmspec.speech.recognition.voice_activity import joined
 from mmspec.speech.recognition.whisper import FALLBACK, attention_restored, features_of
 from mmspec.speech.sound.audio import save
 from tests.companions import perturbed
-from tests.speech.small_whisper import IDS, RATE, processor, sounds, whisper
+from tests.speech.small_whisper import IDS, RATE, SIZE, STAMPS, processor, sounds, whisper
 
 SECONDS = (0.8, 2.3, 0.5, 1.7)  # the window is one second
 DRAFTED = {
@@ -192,6 +193,31 @@ def test_a_drafter_of_another_width_runs_its_own_encoder(model, kit, waves):
     plain = mmspec.speech.transcribe(model, kit, waves, timestamps="segment")
     assert [each.tokens for each in out.transcripts] == [each.tokens for each in plain.transcripts]
     assert out.stats.drafted > 0
+
+
+@pytest.mark.parametrize("times", [None, "segment"])
+def test_a_drafter_of_english_alone_reads_the_prompt_without_language_and_task(model, kit, waves, times):
+    """As tiny.en for base does: whether timestamps are written, and the text before, are in its decoder's prompt."""
+    english, read = whisper(1, english=True), []
+    made = mmspec.text.aligned_drafter(model, kit, english, kit)
+    with english.model.decoder.embed_tokens.register_forward_pre_hook(lambda module, given: read.append(given[0])):
+        out = mmspec.speech.transcribe(model, kit, waves[:1], made, language="de", timestamps=times, prompt="ab", draft_length=3)
+    seen = [number for ids in read for number in ids.flatten().tolist()]
+    before = kit.tokenizer.get_prompt_ids("ab").tolist()
+    assert seen[: len(before)] == before
+    assert IDS["<|startoftranscript|>"] in seen
+    assert (IDS["<|notimestamps|>"] in seen) == (times is None)
+    assert not {IDS[f"<|{name}|>"] for name in ("de", "transcribe")} & set(seen)  # the task, where it is last, is read as the start
+    plain = mmspec.speech.transcribe(model, kit, waves[:1], language="de", timestamps=times, prompt="ab")
+    assert out.transcripts[0].tokens == plain.transcripts[0].tokens
+
+
+def test_timestamps_and_tasks_correspond_across_vocabularies_though_tokenizers_do_not_tell(model):
+    same = {(number, number) for number in range(STAMPS, SIZE)}
+    tasks = {(IDS[f"<|{name}|>"], IDS["<|startoftranscript|>"]) for name in ("transcribe", "translate")}
+    assert set(corresponding_ids(model, whisper(1))) == same
+    assert set(corresponding_ids(model, whisper(1, english=True))) == same | tasks
+    assert corresponding_ids(model, mmspec.load("text").target) == ()
 
 
 # --- arguments ------------------------------------------------------------------------------------------------------------

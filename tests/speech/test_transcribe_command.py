@@ -3,10 +3,14 @@
 import json
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 import mmspec
 from mmspec.commands import transcribe as command
+from mmspec.loading.hearing import load_transcriber
 from mmspec.speech.sound.audio import save
+from tests.companions import counted, perturbed
 from tests.speech.small_recognisers import RECOGNISERS
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
@@ -76,6 +80,39 @@ def test_other_recognisers_load_from_a_folder(name, tmp_path, capsys):
     assert [tuple(each["tokens"]) for each in json.loads(out)["recordings"]] == [each.tokens for each in found.transcripts]
     code, _, err = run(capsys, *words, "--timestamps", "word")
     assert (code, "timestamps is 'word'" in err) == (2, True)
+
+
+def test_distil_whisper_reads_what_the_target_has_encoded(world, tmp_path):
+    """A published Distil-Whisper is a whole model around a copy of the target's encoder."""
+    distilled = perturbed(whisper(), by=0.05)
+    distilled.model.encoder.load_state_dict(whisper().model.encoder.state_dict())
+    distilled.save_pretrained(tmp_path / "distil")
+    processor().save_pretrained(tmp_path / "distil")
+    pair, waves = load_transcriber(str(world / "model"), str(tmp_path / "distil")), sounds(0.8, 0.5)
+    with counted(pair.target.model.encoder, pair.model.model.encoder) as runs:
+        out = mmspec.speech.transcribe(pair.target, pair.processor, waves, pair.drafter, draft_length=3, language="en")
+    assert runs == [1, 0]
+    assert out.stats.accepted > 0
+    plain = mmspec.speech.transcribe(pair.target, pair.processor, waves, language="en")
+    assert [each.tokens for each in out.transcripts] == [each.tokens for each in plain.transcripts]
+
+
+@pytest.mark.parametrize("kind", ["Qwen2.5-Omni", "Qwen3-Omni"])
+def test_a_whole_omni_checkpoint_loads_as_its_thinker(kind, tmp_path):
+    """Published checkpoints hold the talker, too, and the thinker under a prefix."""
+    model, kit = RECOGNISERS[kind]()
+    model.save_pretrained(tmp_path)
+    kit.save_pretrained(tmp_path)
+    weights = load_file(tmp_path / "model.safetensors")
+    talker = {"talker.codec_head.weight": torch.zeros(2, 2)}
+    save_file({f"thinker.{name}": value for name, value in weights.items()} | talker, tmp_path / "model.safetensors", {"format": "pt"})
+    thinker = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": thinker["model_type"].removesuffix("_thinker"), "thinker_config": thinker}
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    found = load_transcriber(str(tmp_path))
+    assert type(found.target) is type(model)
+    for name, value in model.state_dict().items():
+        assert torch.equal(found.target.state_dict()[name], value)
 
 
 def test_a_model_that_cannot_be_loaded_leaves_no_settings(world, tmp_path, capsys):

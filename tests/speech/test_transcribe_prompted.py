@@ -3,6 +3,8 @@
 import copy
 
 import pytest
+import torch
+from peft import LoraConfig
 
 import mmspec
 from mmspec.speech.recognition.options import TranscriptionOptions
@@ -72,3 +74,25 @@ def test_a_prompt_replaces_the_instruction_where_there_is_one(waves):
         mmspec.speech.transcribe(*RECOGNISERS["Moonshine"](), waves, prompt="red")
     with pytest.raises(ValueError, match="language is 'de'"):
         mmspec.speech.transcribe(model, processor, waves, language="de")
+
+
+def test_granite_speech_transcribes_with_its_adapter_and_needs_it_off_for_text_alone(waves):
+    """Published checkpoints have an adapter that `generate` turns on for sound only."""
+    model, processor = RECOGNISERS["Granite Speech"]()
+    bare = alone(model, processor, waves[0])
+    torch.manual_seed(0)
+    model.add_adapter(LoraConfig(r=2, target_modules=["q_proj", "v_proj"], init_lora_weights=False))
+    model.eval()
+    expected = alone(model, processor, waves[0])
+    assert expected != bare
+    text = {"input_ids": torch.tensor([[10, 11, 12]])}
+    with pytest.raises(ValueError, match=r"adapter is for sound and on: call model\.disable_adapters"):
+        mmspec.text.generate(model, text, max_new_tokens=4)
+    model.generate(**text, max_new_tokens=4, do_sample=False)  # turns it off
+    out = mmspec.text.generate(model, text, "lookup", max_new_tokens=4)
+    assert out.tokens.tolist() == model.generate(**text, max_new_tokens=4, do_sample=False)[:, 3:].tolist()
+    inputs = request_inputs(model, processor, waves[:1], TranscriptionOptions())
+    with pytest.raises(ValueError, match=r"adapter is for sound and off: call model\.enable_adapters"):
+        mmspec.text.generate(model, inputs, max_new_tokens=4)
+    heard = mmspec.speech.transcribe(model, processor, waves[:1], "lookup", max_new_tokens=MOST)
+    assert list(heard.transcripts[0].tokens) == expected

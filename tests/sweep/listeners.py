@@ -24,6 +24,13 @@ FLAMINGO = {"model_type": "audioflamingo3_encoder", "max_source_positions": 20}
 
 OVERRIDES.update(
     {
+        "granite_speech": {
+            "encoder_config": {"hidden_dim": 16, "input_dim": 8, "num_heads": 2, "dim_head": 8, "context_size": 10, "max_pos_emb": 16},
+            "projector_config": {"model_type": "blip_2_qformer", "hidden_size": 16, "encoder_hidden_size": 16},
+            "has_lora_adapter": False,
+            "downsample_rate": 5,
+            "window_size": 15,
+        },
         "musicflamingo": {"audio_config": FLAMINGO, "text_config": QWEN2},
         "moss_transcribe_diarize": {"audio_config": {"max_source_positions": 20}, "text_config": QWEN3},
         "fun_asr_nano": {
@@ -44,6 +51,7 @@ class Prompts:
     clips: dict[int, int]
     step: tuple[int, ...] = (8,)
     last: bool = True  # time is the last dimension of the features
+    masks_positions: bool = False  # the mask is of positions, not of frames
 
     def alone(self, model: Any, row: int) -> Inputs:
         generator = torch.Generator().manual_seed(100 + row)
@@ -54,7 +62,8 @@ class Prompts:
         features = sound.transpose(1, 2) if self.last else sound
         found = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "input_features": features}
         if self.mask is not None:
-            found[self.mask] = (torch.arange(self.size) < frames).long()[None]
+            heard = (torch.arange(self.size) < frames).long()[None]
+            found[self.mask] = torch.ones(1, self.clips[frames], dtype=torch.bool) if self.masks_positions else heard
         return found
 
     def batch(self, model: Any, rows: int) -> Inputs:
@@ -74,6 +83,7 @@ PROMPTS: dict[str, Prompts] = {
     "audioflamingo3": Prompts(40, "input_features_mask", {20: 5, 40: 10, 28: 7}),
     "fun_asr_nano": Prompts(12, "input_features_mask", {6: 6, 12: 12, 9: 9}, (16,), last=False),
     "glmasr": Prompts(40, "input_features_mask", {20: 2, 40: 5, 28: 3}),
+    "granite_speech": Prompts(30, "input_features_mask", {30: 6}, last=False, masks_positions=True),
     "moss_transcribe_diarize": Prompts(40, "input_features_mask", {20: 3, 40: 5, 28: 4}),
     "musicflamingo": Prompts(40, "input_features_mask", {20: 5, 40: 10, 28: 7}),
     "qwen2_audio": Prompts(40, "feature_attention_mask", {20: 5, 40: 10, 28: 7}),

@@ -35,9 +35,21 @@ def own_encoder(prompt: Any, session: Any) -> Any:
 
 
 def own_opening(prompt: Any, session: Any) -> Any:
-    """Return the target's source alone: the drafter runs its own encoder, and its decoder prompt is its own."""
-    source = session.target.family.source
-    return {source: prompt[source]} if source in prompt else own_encoder(prompt, session)
+    """Return the target's source, and its decoder prompt without languages and tasks, for a drafter of one language with its own encoder.
+
+    The text before the window and whether timestamps are written stay in the decoder prompt.
+    """
+    source, config = session.target.family.source, session.target.model.generation_config
+    if source not in prompt:
+        return own_encoder(prompt, session)
+    names = [getattr(config, name, None) or {} for name in ("lang_to_id", "task_to_id")]
+    spoken = torch.tensor([number for ids in names for number in ids.values()])
+    if not len(spoken):  # the drafter's own, for a config of before these settings
+        return {source: prompt[source]}
+    opening = _opening(prompt, session)
+    ids = opening["decoder_input_ids"]
+    kept = ~torch.isin(ids, spoken.to(ids.device)).any(0)
+    return {source: prompt[source], **{name: values[:, kept] for name, values in opening.items()}}
 
 
 def shared_encoder(prompt: Any, session: Any) -> Any:

@@ -23,6 +23,7 @@ from mmspec.models.compat.generation import (
 )
 from mmspec.models.compat.gguf import forget_gguf, gguf_options, progress_as_set
 from mmspec.models.compat.models import (
+    adapter_for_sound,
     ask_attention,
     attention_of,
     bring_weights,
@@ -60,6 +61,7 @@ from mmspec.models.compat.video import sampled_frames
 
 __all__ = [
     "GenerateCall",
+    "adapter_for_sound",
     "ask_attention",
     "attention_of",
     "bring_weights",

@@ -105,3 +105,14 @@ def per_layer_inputs(model: Any, ids: Tensor, placeholders: Sequence[int], fill:
     """
     marked = torch.isin(ids, torch.tensor(placeholders, device=ids.device))
     return model.get_decoder().get_per_layer_inputs(ids.masked_fill(marked, fill), None)
+
+
+def adapter_for_sound(model: Any) -> bool | None:
+    """Whether the adapter is on that a model's `generate` turns on for sound and off for text alone; None for models without one.
+
+    Relies on Granite Speech's `generate` doing so where `_hf_peft_config_loaded` is set (5.17 to 5.23), and on `disable_adapters` of peft's
+    layers.
+    """
+    if getattr(model.config, "model_type", None) != "granite_speech" or not getattr(model, "_hf_peft_config_loaded", False):
+        return None
+    return not any(getattr(layer, "disable_adapters", None) is True for layer in model.modules())

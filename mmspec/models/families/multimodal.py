@@ -14,7 +14,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor, nn
 
-from mmspec.models.compat import per_layer_inputs
+from mmspec.models.compat import adapter_for_sound, per_layer_inputs
 from mmspec.models.compat.cache_name import CALLERS_NAMES, cache_keyword
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.models.intercept import handing, intercept_decoder_inputs
@@ -264,6 +264,9 @@ class Multimodal(DecoderOnly):
             features = " or ".join(brought or [feature for feature in self.modality.brings if feature in known])
             why = f"placeholders for {unit} but no {features}" if marked else f"{features} but no placeholder for them"
             raise ValueError(f"inputs has {why} (the placeholder is {self.placeholders[0]}): pass what {name}'s processor returned")
+        if (adapted := adapter_for_sound(model)) not in (None, marked):
+            state = "on" if adapted else "off"
+            raise ValueError(f"{name}'s adapter is for sound and {state}: call model.{'dis' if adapted else 'en'}able_adapters() first")
         for feature in brought:
             for need in self.modality.brings.get(feature) or _beside_encoded(inputs):
                 if need in known and need not in inputs:

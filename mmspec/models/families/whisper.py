@@ -80,6 +80,26 @@ def writes_timestamps(config: Any) -> bool:
     return bool(getattr(config, "return_timestamps", None))
 
 
+def corresponding_ids(model: Any, drafter: Any) -> tuple[tuple[int, int], ...]:
+    """Ids of a Whisper and of one that drafts for it which mean the same and which their tokenizers do not tell; none for other models.
+
+    Timestamps, which tokenizers need not list, and for a drafter of one language the task: it ends the target's prompt where timestamps are
+    written, and the drafter's own prompt ends in its start token there.
+    """
+    if {getattr(each.config, "model_type", None) for each in (model, drafter)} != {"whisper"}:
+        return ()
+    pairs = list(zip(_timestamp_ids(model), _timestamp_ids(drafter), strict=False))
+    if getattr(drafter.generation_config, "is_multilingual", None) is False:
+        tasks = getattr(model.generation_config, "task_to_id", None) or {}
+        pairs += [(number, start_ids(drafter)[0]) for number in tasks.values()]
+    return tuple(pairs)
+
+
+def _timestamp_ids(model: Any) -> range:
+    before = getattr(model.generation_config, "no_timestamps_token_id", None)
+    return range(0) if before is None else range(before + 1, model.config.vocab_size)
+
+
 def detects(model: Any, config: Any) -> bool:
     """True if transformers would detect the language: none is set, and `forced_decoder_ids` leave it open."""
     if getattr(config, "lang_to_id", None) is None or getattr(config, "language", None) is not None:

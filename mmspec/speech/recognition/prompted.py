@@ -13,7 +13,12 @@ from mmspec.speech.recognition.transcript import Transcript
 
 HEAR_ALONE = ("moonshine",)
 """Model types that read sound without a prompt of words."""
-PROMPTED = ("audioflamingo3", "glmasr", "qwen2_audio", "qwen3_asr")
+UNMASKED = (*HEAR_ALONE, "granite_speech")
+"""Model types whose encoder reads padding, too."""
+PROMPTED = (
+    *("audioflamingo3", "glmasr", "granite_speech", "musicflamingo"),
+    *("qwen2_5_omni_thinker", "qwen2_audio", "qwen3_asr", "qwen3_omni_moe_thinker"),
+)
 """Model types that read sound within a prompt and are tested with their processors."""
 INSTRUCTION = "Transcribe the speech."
 """What models that converse are asked where their processor has no transcription request of its own."""
@@ -44,7 +49,7 @@ def transcribe_prompted(
     prompt = 0 if model.config.is_encoder_decoder else inputs["input_ids"].shape[1]
     most = options.max_new_tokens or min(MOST, (positions_of(model) or 10 * MOST) - max(1, prompt))
     ids = model.generate(**inputs, custom_generate=decoding, do_sample=False, num_beams=1, max_new_tokens=most)
-    rate = processor.feature_extractor.sampling_rate
+    rate = extractor_of(processor).sampling_rate
     rows = zip(waves, ids[:, prompt:].tolist(), written_texts(processor, ids[:, prompt:]), strict=True)
     return [Transcript(text.strip(), options.language, len(wave) / rate, tokens=tuple(row)) for wave, row, text in rows]
 
@@ -74,10 +79,16 @@ def batch_key(model: Any, wave: Tensor) -> int:
     """Return what the recordings of a batch must share, so that each is written down as it would be alone.
 
     Args:
-        model: the recogniser. Moonshine's encoder takes its mean over time, padding included: it reads recordings of one length together.
+        model: the recogniser. Moonshine's encoder takes its mean over time, padding included, and Granite Speech's has no mask: they read
+            recordings of one length together.
         wave: float32 [T].
     """
-    return len(wave) if model.config.model_type in HEAR_ALONE else 0
+    return len(wave) if model.config.model_type in UNMASKED else 0
+
+
+def extractor_of(processor: Any) -> Any:
+    """Return the feature extractor of a recogniser's processor, under the name that the processor gives it."""
+    return processor.feature_extractor if hasattr(processor, "feature_extractor") else processor.audio_processor
 
 
 def request_inputs(model: Any, processor: Any, waves: Sequence[Tensor], options: TranscriptionOptions) -> Mapping[str, Any]:
@@ -92,7 +103,7 @@ def request_inputs(model: Any, processor: Any, waves: Sequence[Tensor], options:
     Raises:
         ValueError: for options that the request does not take.
     """
-    rate, sounds = processor.feature_extractor.sampling_rate, [wave.numpy() for wave in waves]
+    rate, sounds = extractor_of(processor).sampling_rate, [wave.numpy() for wave in waves]
     request = getattr(processor, "apply_transcription_request", None)
     if request is not None:
         inputs = request(audio=sounds, return_tensors="pt", **_asked(type(processor).__name__, request, options))
@@ -100,9 +111,8 @@ def request_inputs(model: Any, processor: Any, waves: Sequence[Tensor], options:
         _refuse(type(processor).__name__, language=options.language, task=options.task)
         content = [{"type": "audio", "audio_url": "sound"}, {"type": "text", "text": options.prompt or INSTRUCTION}]
         text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False)
-        inputs = processor(
-            text=[text] * len(sounds), audio=sounds, sampling_rate=rate, return_tensors="pt", padding=True, padding_side="left"
-        )
+        padded = {"padding": True, "padding_side": "left"}  # the sound is padded as the processor does by default
+        inputs = processor(text=[text] * len(sounds), audio=sounds, text_kwargs=padded, sampling_rate=rate, return_tensors="pt")
     else:
         _refuse(type(processor).__name__, language=options.language, task=options.task, prompt=options.prompt)
         inputs = processor(sounds, sampling_rate=rate, return_tensors="pt", padding=True)

@@ -17,7 +17,7 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.options import TranscriptionOptions
-from mmspec.speech.recognition.prompted import batch_key, check_recogniser, refuse_whispers_own, transcribe_prompted
+from mmspec.speech.recognition.prompted import batch_key, check_recogniser, extractor_of, refuse_whispers_own, transcribe_prompted
 from mmspec.speech.recognition.transcript import Transcript, Transcription, joined_transcript
 from mmspec.speech.recognition.voice_activity import speech_parts
 from mmspec.speech.recognition.whisper import transcribe_whisper
@@ -97,11 +97,12 @@ def transcribe(
     given = [sounds] if isinstance(sounds, (str, Path, Tensor)) else list(sounds)
     if not given:
         raise ValueError("sounds is empty: give at least one recording")
-    rate = processor.feature_extractor.sampling_rate
+    extractor = extractor_of(processor)
+    rate = extractor.sampling_rate
     waves = [_wave(sound, rate) for sound in given]
     request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
     options = TranscriptionOptions(language, task, timestamps, fallback, condition, prompt, max_new_tokens)
-    extractor, whisper = processor.feature_extractor, model.config.model_type == "whisper"
+    whisper = model.config.model_type == "whisper"
     decoding, window = RecognitionDecoding(request, on_step), extractor.n_samples if whisper else WINDOW * rate
     write_down = transcribe_whisper if whisper else transcribe_prompted
     if not whisper:
