@@ -187,8 +187,8 @@ def _partitions(folder: Path) -> Iterator[Path]:
 def _delta_files(path: Path) -> list[Path]:
     """The files of the newest version; those of earlier versions lie in the folder too."""
     try:
-        from deltalake import DeltaTable
-        from deltalake.exceptions import DeltaError
+        from deltalake import DeltaTable  # pyright: ignore[reportMissingImports]
+        from deltalake.exceptions import DeltaError  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ValueError(f"{path} is a Delta table, and deltalake is not installed: pip install 'mmspec[delta]'") from None
     try:

@@ -6,7 +6,7 @@ the target session's, and nothing is counted twice. The columns of a block are w
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class BlockGuide(RowState):
         self.cache.take_rows(rows)
         super().take_rows(rows)
 
-    def join_rows(self, other: "BlockGuide") -> None:
+    def join_rows(self, other: Self) -> None:
         """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         assert self.cache is not None
         assert other.cache is not None

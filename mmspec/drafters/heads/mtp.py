@@ -9,7 +9,7 @@ node of depth d comes from module d; past the last module, that one is applied t
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -254,7 +254,7 @@ class ChainGuide(RowState):
         for lane in self.lanes:
             lane.session.take_rows(rows)
 
-    def join_rows(self, other: "ChainGuide") -> None:
+    def join_rows(self, other: Self) -> None:
         """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         for mine, theirs in zip(self.lanes, other.lanes, strict=True):

@@ -113,7 +113,7 @@ class HostSession:
 
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
-        self.rows, self.ended = ([found[row] for row in rows] for found in (self.rows, self.ended))
+        self.rows, self.ended = [self.rows[row] for row in rows], [self.ended[row] for row in rows]
 
     def join_rows(self, other: "HostSession") -> None:
         """Append the rows of another session; see `core.rows.changes.ChangesRows`."""

@@ -6,7 +6,7 @@ it. So draft tokens run through the target's first layers, whose work the target
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -196,7 +196,7 @@ class AdapterGuide(SessionRowState):
         super().take_rows(rows)
         self.kept = [tuple(rows_of(part, rows) for part in round_) for round_ in self.kept]  # type: ignore[misc]
 
-    def join_rows(self, other: "AdapterGuide") -> None:
+    def join_rows(self, other: Self) -> None:
         """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         mine, theirs = (tuple(torch.cat(parts, 1) for parts in zip(*guide.kept, strict=True)) for guide in (self, other))

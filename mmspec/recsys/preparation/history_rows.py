@@ -27,7 +27,7 @@ class HistoryRows(Sequence[list[Item]]):
     """
 
     users: Any
-    items: tuple[Item, ...]
+    items: Sequence[Item]
     rows: NDArray[np.int64]
     first: NDArray[np.int64]
     lengths: NDArray[np.int64]

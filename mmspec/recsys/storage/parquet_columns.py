@@ -37,7 +37,7 @@ def read_columns(path: Path, wanted: Sequence[str], optional: Sequence[str] = ()
         if missing := [name for name in wanted if name not in have]:
             raise ValueError(f"{file} has no column {', '.join(map(repr, missing))}; it has {', '.join(have)}: name yours by the options")
         asked = [name for name in dict.fromkeys((*wanted, *optional)) if name in have]
-        table = pq.read_table(file, columns=[name for name in asked if name in own], partitioning=None)
+        table = pq.read_table(file, columns=[name for name in asked if name in own], partitioning=None)  # pyright: ignore[reportArgumentType]
         for name in asked:
             if name not in own:
                 table = table.append_column(name, pa.array([parts[name]] * table.num_rows, pa.string()))

@@ -78,7 +78,7 @@ class Qwen3TTSDecoder(nn.Module):
 
     def wave(self, hidden: Tensor) -> Tensor:
         """Map [1, D, T] to samples [1, 1, T x `samples`] between -1 and 1."""
-        for block in (layer for pair in self.upsample for layer in pair):
+        for block in (layer for pair in self.upsample for layer in pair):  # pyright: ignore[reportGeneralTypeIssues]
             hidden = block(hidden)
         for block in self.decoder:
             hidden = block(hidden)

@@ -124,8 +124,9 @@ class Qwen3TTS(FrameModel):
     def _prompt(self, rows: tuple[Qwen3TTSRow, ...]) -> FramePrompt:
         made = [embedded(self.model, self.ids, row, self.streaming, self._listen) for row in rows]
         most = max(len(embeds) for embeds, _ in made)
-        if most > self.longest:
-            raise ValueError(f"a prompt of {most} steps is too long: the model has {self.longest + 1} positions")
+        positions = self.model.config.max_position_embeddings
+        if most >= positions:
+            raise ValueError(f"a prompt of {most} steps is too long: the model has {positions} positions")
         embeds = torch.stack([F.pad(embeds, (0, 0, most - len(embeds), 0)) for embeds, _ in made])
         real = torch.tensor([[column >= most - len(each) for column in range(most)] for each, _ in made], device=embeds.device)
         long = max(len(beside) for _, beside in made)

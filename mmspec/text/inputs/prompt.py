@@ -45,7 +45,7 @@ class TextPrompt:
         begun = perf_counter()
         found = family.prepared(model, found) if hasattr(family, "prepared") else found
         seconds = perf_counter() - begun
-        return TextPrompt(found, *family.prompt(model, found), seconds)
+        return TextPrompt(found, *family.prompt(model, found), seconds)  # pyright: ignore[reportCallIssue]
 
     @property
     def longest(self) -> int:

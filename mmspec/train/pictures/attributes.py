@@ -42,7 +42,7 @@ class AttributeLoss(nn.Module):
         Returns:
             [B, T] nats, and the mean cross-entropy of the attributes in nats.
         """
-        found: list[Tensor] = []
+        found: list[Any] = []
         layers = self.writer.target.layers
         hook = layers[len(layers) // 2 - 1].register_forward_hook(lambda _, __, output: found.append(output))
         try:

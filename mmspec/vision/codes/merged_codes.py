@@ -58,7 +58,7 @@ def _kept(model: VQModel, counts: Tensor, radius: float) -> VQModel:
     smaller = VQModel.from_config(dict(model.config) | {"num_vq_embeddings": len(rows)})
     assert isinstance(smaller, VQModel)
     smaller.load_state_dict(model.state_dict() | {"quantize.embedding.weight": book[rows]})
-    return smaller.to(model.device).train(model.training)
+    return smaller.to(model.device).train(model.training)  # pyright: ignore[reportArgumentType]
 
 
 def _psnr(model: VQModel, found: Tensor, pixels: Tensor) -> float:
