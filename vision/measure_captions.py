@@ -19,7 +19,7 @@ from rich.progress import track
 import mmspec
 from mmspec.minis.images import load_images, load_judge
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
-from mmspec.minis.vision_card import COLUMNS, FIGURES, figures_row, vision_card
+from mmspec.minis.picture_sets.vision_card import COLUMNS, FIGURES, figures_row, vision_card
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.vision.codes import tokenizer as tokens

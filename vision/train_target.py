@@ -16,78 +16,24 @@ which its middle layer tells the attributes at every place (mmspec/train/picture
 import argparse
 import json
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
-from mmspec.minis.captions import text_tokenizer
+from mmspec.minis.picture_sets.coded import CodedPictures, begun_target, code_pictures, new_target
 from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
-from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, random_pictures
+from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.utils.files import write_json
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen import WORDS, caption_words
-from mmspec.vision.families.llamagen_layers import LlamaGenConfig
-from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
 WIDTHS, ROWS, DROPPED, EXAMPLES, OPENING = {"fashion": 128}, {"fashion": 64}, 0.1, 16, 9
-
-
-@dataclass(frozen=True)
-class CodedPictures:
-    """Codes, and what each picture is written from: a class number, or texts of which one is drawn."""
-
-    codes: Tensor  # [N, versions, T]
-    held_codes: Tensor  # [M, T]
-    conditions: list
-    held_conditions: list
-    labels: list
-    attributes: Tensor  # [N, A] of each picture
-    values: list  # how many values each attribute has
-
-
-def coded(data: LabelledPictures, vq: nn.Module, mirrored: bool) -> CodedPictures:
-    """The pictures by the tokenizer `vq`: as they are and, if `mirrored`, those that may be mirrored, too."""
-    held = code_table(vq, data.held, title="held-out pictures")[:, 0]
-    attributes, values = torch.tensor(data.train.attributes), [len(some) for some in data.values.values()]
-    codes = code_table(vq, data.train, mirrored=mirrored)
-    return CodedPictures(codes, held, data.train.conditions, data.held.conditions, list(data.labels), attributes, values)
-
-
-def make(found: CodedPictures, vocabulary: int, args: argparse.Namespace) -> TrainedTogether:
-    """The networks, untrained or those of --begin."""
-    if args.begin is not None:
-        texts = found.labels == []
-        encoder = T5EncoderModel.from_pretrained(args.begin / "captions").float() if texts else None
-        tokenizer = AutoTokenizer.from_pretrained(args.begin / "captions") if texts else None
-        return TrainedTogether(LlamaGen.from_pretrained(args.begin / "target").float(), encoder, tokenizer)
-    width = args.width or WIDTHS.get(args.set, 160)
-    sizes = {
-        "hidden_size": width,
-        "num_hidden_layers": args.layers or 6,
-        "num_attention_heads": width // 32,
-        "intermediate_size": width * 14 // 5,
-    }
-    sizes |= {"vocab_size": vocabulary, "grid": round(found.codes.shape[-1] ** 0.5), "prefix_attention": args.prefix_attention or "content"}
-    if found.labels:
-        return TrainedTogether(LlamaGen(LlamaGenConfig(classes=len(found.labels), id2label=dict(enumerate(found.labels)), **sizes)))
-    texts = [text for some in found.conditions for text in some]
-    tokenizer = text_tokenizer(texts)
-    longest = max(len(ids) for ids in tokenizer(sorted(set(texts)))["input_ids"])
-    t5 = T5Config(vocab_size=len(tokenizer), d_model=64, d_kv=16, d_ff=128, num_layers=2, num_heads=4, is_encoder_decoder=False)
-    config = LlamaGenConfig(
-        condition="caption",
-        caption_width=64,
-        prefix=min(longest, args.words or 16),
-        dropout=0.1 if args.dropout is None else args.dropout,
-        **sizes,
-    )
-    return TrainedTogether(LlamaGen(config), T5EncoderModel(t5), tokenizer)
+SIZES = ("width", "layers", "dropout", "words", "prefix_attention")
 
 
 def main() -> None:
@@ -98,9 +44,7 @@ def main() -> None:
     parser.add_argument("--dropout", type=float, help="of models that read captions; default 0.1")
     parser.add_argument("--words", type=int, help="most tokens of a caption that are read; default 16")
     parser.add_argument("--prefix-attention", help="content (default), or uniform as published: see LlamaGenConfig")
-    parser.add_argument(
-        "--attributes", type=float, default=0.0, help="first weight of the attributes' loss, of your own pictures; see below"
-    )
+    parser.add_argument("--attributes", type=float, default=0.0, help="first weight of the attributes' loss, see above; 0 for none")
     parser.add_argument("--reading", type=int, default=0, help="steps before, on the attributes and a picture's first codes alone")
     parser.add_argument("--begin", type=Path, help="a folder that this recipe wrote, to train further")
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
@@ -109,7 +53,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
-    if args.begin is not None and (args.width or args.layers or args.dropout is not None or args.words or args.prefix_attention):
+    if args.begin is not None and any(getattr(args, name) is not None for name in SIZES):
         parser.error("--begin has a target of its own sizes: leave out --width, --layers, --dropout, --words and --prefix-attention")
     kept = resolve_picture_options(parser, args, "target")
     torch.manual_seed(0)
@@ -128,12 +72,15 @@ def main() -> None:
         data = random_pictures(16, 3, classes=4) if random_set else read_pictures(parser, args, kept, size)
         if not data.train.conditions:
             parser.error(f"pictures {args.pictures} has no classes and no captions: give subfolders, or captions.jsonl")
-        torch.save(asdict(coded(data, vq, args.mirror or args.set == "fashion")), table)
+        torch.save(asdict(code_pictures(data, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
-    writer = make(found, len(tokens.codebook(vq)), args)
+    sizes = {name: value for name in SIZES if (value := getattr(args, name)) is not None}
+    sizes = {"width": WIDTHS.get(args.set, 160)} | sizes
+    writer = begun_target(args.begin, bool(found.labels)) if args.begin else new_target(found, len(tokens.codebook(vq)), **sizes)
     if (args.attributes or args.reading) and not (found.values and writer.encoder is not None):
         parser.error("--attributes and --reading are for pictures with captions and attributes: leave them out")
-    told = AttributeLoss(writer, found.values) if args.attributes or args.reading else None
+    reads = bool(args.attributes or args.reading)
+    told = AttributeLoss(writer, found.values)
 
     def reading(example: nn.Module, step: int) -> Tensor:
         pick = random.Random(step)
@@ -154,7 +101,7 @@ def main() -> None:
         given = given if found.labels else [pick.choice(texts) for texts in given]
         codes = torch.stack([found.codes[n, version] for n, version in chosen]).long()
         dropped = torch.tensor([pick.random() < DROPPED for _ in chosen])
-        if told is None:
+        if not reads:
             return example(codes, given, dropped).mean()
         weight = args.attributes * max(0.0, 1 - 1.5 * step / args.steps)
         nats, extra = example(codes, given, dropped, found.attributes[[n for n, _ in chosen]])
@@ -173,7 +120,7 @@ def main() -> None:
         return facts
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, checkpoint_every=300, mixed_precision=args.precision)
-    fit(told or writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out)
+    fit(told if reads else writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out)
     facts = {"parameters": sum(p.numel() for p in writer.parameters()), "steps": args.steps, **held_out(writer, args.steps)}
     for part, model in (("target", writer.target), ("captions", writer.encoder)):
         if model is not None:

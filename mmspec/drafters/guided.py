@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
@@ -214,7 +214,7 @@ class Fresh:
     def join_rows(self, other: "Fresh") -> "Fresh":
         """Return these rows followed by the `other` ones; columns that one side lacks are not real."""
         pairs = ((self.values, other.values), (self.features, other.features), (self.real, other.real))
-        return Fresh(*(joined(*pair) for pair in pairs))
+        return Fresh(*(join_tensors(*pair) for pair in pairs))
 
     def rooted(self, pending: Draft) -> Draft:
         """Return the packed values as the roots of a draft; its last root is the pending token."""

@@ -11,7 +11,7 @@ from mmspec.loading.recsys import MINIS
 from mmspec.recsys.generation import recommend
 
 
-def load_tokenizer(model: str) -> Any:
+def prompt_tokenizer(model: str) -> Any:
     """Load the tokenizer of a recommender.
 
     Args:

@@ -18,7 +18,7 @@ from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
 from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
 from mmspec.jobs.recommendation_identity import digest, recommendation_job_identity
-from mmspec.jobs.recommendation_prompts import RecommendPrompts, load_tokenizer
+from mmspec.jobs.recommendation_prompts import RecommendPrompts, prompt_tokenizer
 from mmspec.jobs.recommendation_totals import RecommendationTotals
 from mmspec.jobs.recommendations import LISTS, Recommend, User
 from mmspec.loading.recsys import Recommender, load_recommender
@@ -95,7 +95,7 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
         work = Recommend(*settings, **names, columns=columns, unknown=asked.unknown, fallback=_fallback(asked, loaded.catalogue))
     else:
         names["history"] = asked.prompt_column
-        work = RecommendPrompts(*settings, **names, columns=columns, tokenizer=load_tokenizer(asked.model))
+        work = RecommendPrompts(*settings, **names, columns=columns, tokenizer=prompt_tokenizer(asked.model))
     work.rehearse()
     length = _length(asked, work, source)
     work = replace(work, options=work.options | {"draft_length": length})

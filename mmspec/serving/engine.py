@@ -104,7 +104,7 @@ class Engine:
 
         Raises:
             ValueError: for invalid arguments, in one line.
-            queue.Full: if there is no place after `wait` seconds.
+            Full: of `queue`, if there is no place after `wait` seconds.
             RuntimeError: if the engine is closed, or its thread has ended.
         """
         check(priority=priority)

@@ -12,7 +12,7 @@ from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Temperature, TopK, pipeline
 from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Committed
-from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
 from mmspec.core.stopping import DefaultStopping
 from mmspec.models.slot_cache import SlotCache
 
@@ -21,9 +21,9 @@ def test_selecting_and_joining_tensors():
     one, other = torch.arange(6).view(2, 3), torch.arange(10, 14).view(2, 2)
     assert rows_of(one, [0, 1]) is one
     assert rows_of(one, [1]).tolist() == [[3, 4, 5]]
-    assert joined(one, other).tolist() == [[0, 1, 2], [3, 4, 5], [0, 10, 11], [0, 12, 13]]
-    assert joined(other, one, pad=-1, left=False).tolist() == [[10, 11, -1], [12, 13, -1], [0, 1, 2], [3, 4, 5]]
-    assert joined(one[..., None], other[..., None]).shape == (4, 3, 1)
+    assert join_tensors(one, other).tolist() == [[0, 1, 2], [3, 4, 5], [0, 10, 11], [0, 12, 13]]
+    assert join_tensors(other, one, pad=-1, left=False).tolist() == [[10, 11, -1], [12, 13, -1], [0, 1, 2], [3, 4, 5]]
+    assert join_tensors(one[..., None], other[..., None]).shape == (4, 3, 1)
 
 
 def test_what_cannot_change_its_rows_is_refused_by_name():

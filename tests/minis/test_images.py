@@ -10,7 +10,7 @@ from mmspec.minis import HOME, load_vision
 from mmspec.minis.drawn.captioned import COLOURS, SHAPES, SIZES, captioned_scene, read_caption
 from mmspec.minis.drawn.shapes import PLACES
 from mmspec.minis.images import asked_values, load_judge
-from mmspec.minis.vision_card import vision_card
+from mmspec.minis.picture_sets.vision_card import vision_card
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen import caption_words
 from mmspec.vision.quality.classifier import classify, seen_values

@@ -74,7 +74,7 @@ class RowState:
         """
         for name in self.by_row:
             mine, theirs = getattr(self, name), getattr(other, name)
-            setattr(self, name, joined(mine, theirs) if isinstance(mine, Tensor) else mine.join_rows(theirs))
+            setattr(self, name, join_tensors(mine, theirs) if isinstance(mine, Tensor) else mine.join_rows(theirs))
 
 
 class SessionRowState(RowState):
@@ -146,7 +146,7 @@ def rows_of(found: Tensor, rows: Sequence[int]) -> Tensor:
     return found[torch.tensor(list(rows), dtype=torch.long, device=found.device)]
 
 
-def joined(one: Tensor, other: Tensor, pad: int | float | bool = 0, left: bool = True) -> Tensor:
+def join_tensors(one: Tensor, other: Tensor, pad: int | float | bool = 0, left: bool = True) -> Tensor:
     """Concatenate tensors by rows; the narrower one is padded in the second dimension.
 
     Args:

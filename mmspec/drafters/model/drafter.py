@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
-from mmspec.core.rows.changes import joined, refuse_fixed_rows, rows_of
+from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
 from mmspec.drafters.shapes import Chain, Shape
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
@@ -157,7 +157,7 @@ class ModelSession:
         self.session.join_rows(other.session)
         self.fed = self.origin = None
         if self.waiting is not None and other.waiting is not None:
-            self.waiting = (joined(self.waiting[0], other.waiting[0]), joined(self.waiting[1], other.waiting[1], pad=False))
+            self.waiting = (join_tensors(self.waiting[0], other.waiting[0]), join_tensors(self.waiting[1], other.waiting[1], pad=False))
         if self.healthy is not None and other.healthy is not None:
             self.healthy = torch.cat([self.healthy, other.healthy])
 

@@ -14,7 +14,7 @@ from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaDecoderLayer, LlamaRMSNorm, LlamaRotaryEmbedding
 
 from mmspec.core.records import CONTEXT, PAD, Draft, Scored, Verdict
-from mmspec.core.rows.changes import RowState, SessionRowState, joined, rows_of
+from mmspec.core.rows.changes import RowState, SessionRowState, join_tensors, rows_of
 from mmspec.drafters.guided import check_width, head_of, llama_sizes, on_pending, pick
 from mmspec.models.compat.cache_name import CACHE
 from mmspec.models.layout import Layout
@@ -200,4 +200,4 @@ class AdapterGuide(SessionRowState):
         """Append the rows of another guide; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         mine, theirs = (tuple(torch.cat(parts, 1) for parts in zip(*guide.kept, strict=True)) for guide in (self, other))
-        self.kept = [tuple(joined(*pair) for pair in zip(mine, theirs, strict=True))]  # type: ignore[list-item]
+        self.kept = [tuple(join_tensors(*pair) for pair in zip(mine, theirs, strict=True))]  # type: ignore[list-item]

@@ -36,6 +36,7 @@ from mmspec.models.compat.models import (
     norms_embeddings,
     own_children,
     per_layer_inputs,
+    sampled_frames,
 )
 from mmspec.models.compat.positions import (
     mask_makers,
@@ -57,7 +58,6 @@ from mmspec.models.compat.speech import (
     whisper_window_changes,
     whisper_words,
 )
-from mmspec.models.compat.video import sampled_frames
 
 __all__ = [
     "GenerateCall",

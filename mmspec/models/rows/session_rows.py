@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.by_row import RowPipelines
-from mmspec.core.rows.changes import changes_rows, joined, rows_of
+from mmspec.core.rows.changes import changes_rows, join_tensors, rows_of
 
 if TYPE_CHECKING:
     from mmspec.models.session import HFSession
@@ -49,7 +49,7 @@ class SessionRows:
         self.cache.join_rows(other.cache)
         more = self.cache.capacity
         ids = [torch.nn.functional.pad(part, (0, more - part.shape[1])) for part in (self.ids, other.ids)]
-        self.lengths, self.ids = joined(self.lengths, other.lengths), torch.cat(ids)
+        self.lengths, self.ids = join_tensors(self.lengths, other.lengths), torch.cat(ids)
         if self.state is not None:
             self.state.join_rows(other.state)
         mine, theirs = self.target.processors, other.target.processors
