@@ -8,7 +8,7 @@ from statistics import median
 import pytest
 import torch
 
-from mmspec.core import decode
+from mmspec.core import control as core_control
 from mmspec.core.control import Fixed, ReadsMatches
 from mmspec.core.draft_length.acceptance import AcceptanceByMatch, match_class
 from mmspec.core.draft_length.by_match import ByMatch, MatchRecord
@@ -164,10 +164,10 @@ class Rows:
 
 @pytest.mark.parametrize("lead", [16, 10**6])
 def test_a_batch_ends_with_its_slowest_row(lead, monkeypatch):
-    monkeypatch.setattr(decode, "_LEAD", lead)
+    monkeypatch.setattr(core_control, "_LEAD", lead)
     rows, session, seconds = Rows(64), ByMatch().begin(), 0.0
     while any(len(values) < 64 for values in rows.outputs):
-        length = decode.next_length(session, rows, None, rows)
+        length = core_control.next_length(session, rows, None, rows)
         accepted = [min(2, length), 0]
         new = [[0] * min(number + 1, 64 - len(values)) for number, values in zip(accepted, rows.outputs, strict=True)]
         drafted, cost = [length if values else 0 for values in new], 1 + 0.15 * length

@@ -21,7 +21,8 @@ def recipe(monkeypatch, tmp_path):
     spec.loader.exec_module(module)
 
     def run(*arguments: object) -> None:
-        words = ["train_continuous.py", *map(str, arguments), "--smoke", "--work", str(tmp_path), "--out", str(HOME / "continuous")]
+        words = ["train_continuous.py", *map(str, arguments), "--smoke", "--precision", "no"]
+        words += ["--work", str(tmp_path), "--out", str(HOME / "continuous")]
         monkeypatch.setattr(sys, "argv", words)
         module.main()
 
