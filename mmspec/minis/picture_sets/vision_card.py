@@ -85,7 +85,7 @@ Two autoregressive image models that exist to show and to test faster decoding o
 | drafters | `eagle1` | `eagle1`, and `model`, a smaller LlamaGen |
 
 Weights are stored in float16 and run in float32. Licence of the weights: Apache-2.0. One picture in ten was learnt without its class or
-caption, for classifier-free guidance; 2 is a good scale. The drafters have cards of their own.
+caption, for classifier-free guidance: 2 is a good scale for fashion, 1 (none) for scenes. The drafters have cards of their own.
 
 ## Fashion
 
@@ -112,8 +112,10 @@ python vision/train_target.py --pictures build/scenes --out build/scenes-mini --
     --reading 600 --attributes 0.3 --steps 650
 cp -r build/scenes-mini build/scenes-2
 python vision/train_target.py --pictures build/scenes --out build/scenes-mini --begin build/scenes-2 --work build/scenes-target-3 \\
-    --rows 16 --steps 2600
+    --rows 16 --steps 850
 ```
+
+The drafters' commands stand in their cards.
 
 The target's first 1,800 steps taught it shapes and places, and hardly any colour; the 600 steps of reading, two minutes, taught it to read.
 
