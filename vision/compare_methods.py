@@ -49,11 +49,11 @@ def options(name: str, model: ImageModel, window: int | str) -> dict:
     return {"method": "scd", "window": window, "accept": rules[name.removeprefix("scd + ")]}
 
 
-def drawn(model: ImageModel, prompts: list, settings: dict, guidance: float, seed: int, batch: int) -> tuple:
+def drawn(model: ImageModel, prompts: list, settings: dict, seed: int, batch: int) -> tuple:
     """Sequences [N, T], and stats summed over batches: forwards a picture, drift a code."""
     sequences, calls, drift, exactness = [], 0, 0.0, ""
     for first in range(0, len(prompts), batch):
-        out = mmspec.vision.generate(model, prompts[first : first + batch], guidance=guidance, seed=seed + first, **settings)
+        out = mmspec.vision.generate(model, prompts[first : first + batch], seed=seed + first, **settings)
         sequences.append(out.sequences)
         calls, drift, exactness = calls + out.stats.row_calls, drift + (out.stats.drift or 0.0), out.stats.exactness
     return torch.cat(sequences), calls / len(prompts), drift / (len(prompts) * model.raster.length), exactness
@@ -78,6 +78,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=lambda text: text if text == "auto" else int(text), default=48, help="tokens a forward, or auto")
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
@@ -94,14 +95,15 @@ def main() -> None:
     args.methods = [name for name in args.methods if name not in KNOWN or can_draw(model, name)]
     prompts = [given[n % len(given)] for n in range(args.pictures)]
     labels, wanted = torch.arange(args.pictures) % len(given), asked_values(judge, prompts, model.labels)
-    first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain"}, args.guidance, 0, args.batch)
+    sampling = {"guidance": args.guidance, "top_p": args.top_p}
+    first, forwards, _, _ = drawn(model, prompts * 2, {"method": "plain", **sampling}, 0, args.batch)
     twice = None if wanted is None else torch.cat([wanted, wanted])
     plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([labels, labels]), twice)
     rows: dict[str, dict] = {"plain": {"forwards": forwards, "exactness": "token-exact"}}
     if plain.hits is not None:
         rows["plain"]["right"] = plain.hits.float().mean().item()
     for name in track(args.methods, args.set):
-        found, calls, drift, exactness = drawn(model, prompts, options(name, model, args.window), args.guidance, 10**6, args.batch)
+        found, calls, drift, exactness = drawn(model, prompts, options(name, model, args.window) | sampling, 10**6, args.batch)
         distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, labels, wanted))
         shown = {
             key: {"value": d.value, "ceiling": d.ceiling, "inside": d.inside, "p": d.p} for key, d in distances.items() if key in SHOWN
@@ -119,11 +121,11 @@ def main() -> None:
     for turn in range(args.rounds):
         some = prompts[turn : turn + args.timed_batch]
         began = perf_counter()
-        generate_by_library(model, some, args.guidance, turn)
+        generate_by_library(model, some, args.guidance, turn, args.top_p)
         base = perf_counter() - began
         for name in ("plain", *args.methods):
             began = perf_counter()
-            mmspec.vision.generate(model, some, guidance=args.guidance, seed=turn, **options(name, model, args.window))
+            mmspec.vision.generate(model, some, seed=turn, **sampling, **options(name, model, args.window))
             ratios.setdefault(name, []).append(base / (perf_counter() - began))
     for name, found in ratios.items():
         rows[name]["speed"] = {"median": statistics.median(found), "low": min(found), "high": max(found)}

@@ -85,6 +85,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=200, help="captions drawn")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=int, help="tokens a forward; default each method's own")
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--work", type=Path, help="where pixels are kept; default build/pictures-FOLDER")
@@ -106,7 +107,7 @@ def main() -> None:
     every, given = wanted_values(judge, data), [texts[0] for texts in data.held.conditions]
     wanted, args.count = every[: args.count], min(args.count, len(every))
     facts = model_figures(model, vq, judge, data, every) | {"methods": {}}
-    facts["settings"] = {"count": args.count, "guidance": args.guidance, "window": args.window}
+    facts["settings"] = {"count": args.count, "guidance": args.guidance, "top_p": args.top_p, "window": args.window}
     for name, gain in facts["target"]["gain"].items():
         mean, low, high = gain["a picture"]
         print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {gain['a code'][0]:.4f} a code")
@@ -118,7 +119,7 @@ def main() -> None:
         for first in range(0, len(captions), args.batch):
             some = captions[first : first + args.batch]
             options = {} if args.window is None or name in ("plain", "zipar", "pjd") else {"window": args.window}
-            out = mmspec.vision.generate(model, some, method=name, guidance=args.guidance, seed=first, **options)
+            out = mmspec.vision.generate(model, some, method=name, guidance=args.guidance, top_p=args.top_p, seed=first, **options)
             drawn.append(out.tokens)
             calls, drift = calls + out.stats.row_calls, drift + ([] if out.stats.drift is None else [out.stats.drift])
         right = seen_values(judge, classify(judge, tokens.codes_to_pixels(vq, torch.cat(drawn)))[0]) == wanted

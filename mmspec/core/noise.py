@@ -280,11 +280,27 @@ class Noise:
         """
         return self._keys(Role.RESIDUAL, position, start)
 
-    def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
-        if role not in self._rows:  # the same in every round
+    def words(self, role: Role, rows: Tensor, position: Tensor) -> Tensor:
+        """Compute streams that do not depend on the round's start, for any rows.
+
+        Args:
+            role: their role.
+            rows: row of each stream, int64 [...].
+            position: output position of each stream [...].
+
+        Returns:
+            Streams, int64 [...].
+        """
+        return mix(self._mixed(role)[rows, 0] ^ ((position + 1) * MIX_1))
+
+    def _mixed(self, role: Role) -> Tensor:
+        """The mixed seeds [B, 1] of a role, the same in every round."""
+        if role not in self._rows:
             self._rows[role] = mix(self.seeds * GAMMA + int(role))[:, None]
-        words = self._rows[role]
-        words = mix(words ^ ((position + 1) * MIX_1))
+        return self._rows[role]
+
+    def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
+        words = mix(self._mixed(role) ^ ((position + 1) * MIX_1))
         if start is not None:
             words = mix(words ^ ((start[:, None] + 1) * MIX_2 + branch))
         return Keys(words)

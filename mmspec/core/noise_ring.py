@@ -1,8 +1,9 @@
 """Gumbel noise by output position, computed once a position instead of once a round.
 
 A Jacobi window draws the same positions again in every round with the same noise, and so does the rule that judges it. The numbers of the
-last positions of every row are kept in a ring. Draws are the same, bit for bit, as those of `Noise`. Used on CPUs for vocabularies below
-`core.gumbel.LARGE`; larger ones are searched, and GPUs have a kernel that stores no noise.
+last positions of every row are kept in a ring, which is filled ahead: a round then looks numbers up, and few rounds compute any. Draws are
+the same, bit for bit, as those of `Noise`. Used on CPUs for vocabularies below `core.gumbel.LARGE`; larger ones are searched, and GPUs have
+a kernel that stores no noise.
 """
 
 from dataclasses import dataclass
@@ -16,19 +17,23 @@ from mmspec.core.hashing import gumbel, stream_bits
 from mmspec.core.noise import Keys, Noise, Role
 
 _MOST = 1 << 24  # numbers kept, 8 bytes each
+_AHEAD = 4  # positions held for each that a round draws, where the memory allows it
+_LEAST = 64  # positions held where a round draws few
 
 
 class GumbelRing:
-    """The Gumbel numbers of the last `slots` output positions of every row.
+    """The Gumbel numbers of output positions of every row, up to `slots` that follow one another.
 
     Args:
-        rows: rows B.
-        slots: positions held a row.
+        noise: whose numbers.
+        role: the streams' role.
+        slots: the least positions held a row.
     """
 
-    def __init__(self, rows: int, slots: int):
-        self.held = torch.full((rows, slots), -1)  # the position in each slot
-        self.table = torch.empty(rows, slots, 0, dtype=torch.float64)  # [B, slots, V]
+    def __init__(self, noise: Noise, role: Role, slots: int):
+        self.noise, self.role, self.least = noise, role, slots
+        self.table = torch.empty(len(noise.seeds), 0, 0, dtype=torch.float64)  # [B, slots, V]
+        self.held = torch.empty(len(noise.seeds), 0, dtype=torch.long)  # [B, slots] the position in each slot, -1 for none
 
     def fits(self, scores: Tensor) -> bool:
         """Return True if the noise of distributions `scores` [..., V] is kept.
@@ -40,62 +45,84 @@ class GumbelRing:
             Whether they are on a CPU, below `LARGE` and within the memory limit.
         """
         size = scores.shape[-1]
-        return scores.device.type == "cpu" and size < LARGE and self.held.numel() * size <= _MOST
+        return scores.device.type == "cpu" and size < LARGE and len(self.held) * self.least * size <= _MOST
 
-    def numbers(self, words: Tensor, rows: Tensor, position: Tensor, size: int) -> Tensor:
+    def numbers(self, rows: Tensor, position: Tensor, size: int) -> Tensor:
         """Return the first `size` Gumbel numbers of each stream.
 
         Args:
-            words: streams, int64 [...].
-            rows: row of each one [...].
-            position: output position of each one [...].
+            rows: row of each stream, int64 [..., N]; the same along the last axis, or of its length.
+            position: output position of each one [..., N].
             size: numbers a stream V.
 
         Returns:
-            float64 [..., V].
+            float64 [..., N, V].
         """
-        if self.table.shape[-1] != size:
-            self.held.fill_(-1)
-            self.table = torch.empty(*self.held.shape, size, dtype=torch.float64)
+        if self.table.shape[-1] < size:
+            self._open(size)
         slot = position % self.held.shape[1]
-        missing = self.held[rows, slot] != position
-        if missing.any():
-            place = rows[missing], slot[missing]
-            self.table[place] = _hashed(words[missing], size)
-            self.held[place] = position[missing]
-            if (self.held[rows, slot] != position).any():  # more positions at once than slots
-                self.held.fill_(-1)
-                return _hashed(words, size)
-        return self.table[rows, slot]
+        if (self.held[rows, slot] != position).any():
+            self._fill(rows, position)
+            if (self.held[rows, slot] != position).any():  # further apart than the ring is long
+                return _hashed(self.noise.words(self.role, rows, position), size)
+        found = self.table[rows, slot]
+        return found if found.shape[-1] == size else found[..., :size]
+
+    def _open(self, size: int) -> None:
+        """Make an empty ring of numbers over `size` values."""
+        rows = len(self.held)
+        slots = min(max(_AHEAD * self.least, _LEAST), max(self.least, _MOST // (rows * size)))
+        self.table = torch.empty(rows, slots, size, dtype=torch.float64)
+        self.held = torch.full((rows, slots), -1)
+
+    def _fill(self, rows: Tensor, position: Tensor) -> None:
+        """Hold, of each row of which a position is missing, its first position and those that follow it."""
+        rows = rows.expand_as(position)
+        slots = self.held.shape[1]
+        missing = self.held[rows, position % slots] != position
+        first = torch.full((len(self.held),), torch.iinfo(torch.long).max)
+        first.scatter_reduce_(0, rows.flatten(), position.flatten(), "amin")
+        some = rows[missing].unique()
+        wanted = first[some, None] + torch.arange(slots)
+        new = self.held[some[:, None], wanted % slots] != wanted
+        rows, position = some[:, None].expand_as(wanted)[new], wanted[new]
+        place = rows, position % slots
+        self.table[place] = _hashed(self.noise.words(self.role, rows, position), self.table.shape[-1])
+        self.held[place] = position
 
 
 def _hashed(words: Tensor, size: int) -> Tensor:
     return gumbel(stream_bits(words[..., None], torch.arange(size)))
 
 
-@dataclass(frozen=True, slots=True)
 class RingKeys(Keys):
-    """Streams whose Gumbel numbers are read from a ring.
+    """Streams whose Gumbel numbers are read from a ring. Their words are computed where they are asked for.
 
     Args:
-        words: int64 [...].
         rows: row of each stream [...].
         position: output position of each stream [...].
         ring: the ring.
     """
 
-    rows: Tensor
-    position: Tensor
-    ring: GumbelRing
+    __slots__ = ("position", "ring", "rows")
+
+    def __init__(self, rows: Tensor, position: Tensor, ring: GumbelRing):
+        for name, value in (("rows", rows), ("position", position), ("ring", ring)):
+            object.__setattr__(self, name, value)
+
+    @property
+    def words(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The streams, int64 [...]."""
+        return self.ring.noise.words(self.ring.role, self.rows, self.position)
 
     def choose(self, scores: Tensor, ids: Tensor | None = None) -> Tensor:
         """Draw one index from each distribution; see `Keys.choose`."""
         if ids is not None or not self.ring.fits(scores):
             return Keys.choose(self, scores, ids)
-        return (scores + self.ring.numbers(self.words, self.rows, self.position, scores.shape[-1])).argmax(-1)
+        return (scores + self.ring.numbers(self.rows, self.position, scores.shape[-1])).argmax(-1)
 
     def __getitem__(self, index) -> "RingKeys":
-        return RingKeys(self.words[index], self.rows[index], self.position[index], self.ring)
+        return RingKeys(self.rows[index], self.position[index], self.ring)
 
 
 @dataclass(frozen=True)
@@ -105,7 +132,7 @@ class RingNoise(Noise):
     Args:
         seeds: one seed a row, int64 [B].
         coupled: as `Noise`.
-        slots: positions kept a row: at least as many as one round draws.
+        slots: the least positions kept a row: as many as one round draws.
     """
 
     slots: int = 0
@@ -116,7 +143,7 @@ class RingNoise(Noise):
 
         Args:
             noise: the noise.
-            slots: positions kept a row.
+            slots: the least positions kept a row.
 
         Returns:
             A new noise.
@@ -127,6 +154,11 @@ class RingNoise(Noise):
     def _rings(self) -> dict[Role, GumbelRing]:
         return {}
 
+    @cached_property
+    def _column(self) -> Tensor:
+        """Row numbers [B, 1]."""
+        return torch.arange(len(self.seeds))[:, None]
+
     def value(self, position: Tensor) -> Keys:
         return self._kept(Role.VALUE, position)
 
@@ -134,10 +166,10 @@ class RingNoise(Noise):
         return self._kept(Role.SHARED, position)
 
     def _kept(self, role: Role, position: Tensor) -> Keys:
-        keys = self._keys(role, position)
         if self.slots < 1 or position.device.type != "cpu":
-            return keys
+            return self._keys(role, position)
         if role not in self._rings:
-            self._rings[role] = GumbelRing(len(self.seeds), self.slots)
-        rows = torch.arange(len(self.seeds))[:, None].expand_as(keys.words)
-        return RingKeys(keys.words, rows, position.expand_as(keys.words), self._rings[role])
+            self._rings[role] = GumbelRing(self, role, self.slots)
+        if len(position) != len(self.seeds):
+            position = position.expand(len(self.seeds), -1)
+        return RingKeys(self._column.expand_as(position), position, self._rings[role])

@@ -197,7 +197,7 @@ def generate(
         rule,
         prompt,
         stopping=DefaultStopping(rows, found.raster.length, device=device),
-        noise=noise if plan.couple is None or plan.assisted else RingNoise.of(noise, most + 1),
+        noise=RingNoise.of(noise, most + 1),
         control=Fixed(0) if isinstance(proposer, NoDraft) else control,
         on_step=each(watch, on_step),
     )

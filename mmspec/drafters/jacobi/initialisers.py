@@ -95,7 +95,7 @@ class Board:
         distributions."""
         self.raster, self.grammar, self.init, self.dtype = raster, Grammar(raster), init, dtype
         self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes values that are not read
-        self.lifts = [_lifts(raster, walk, window, like.device) for walk in init.walks]
+        self.sources = _sources(raster, init.walks, window, like.device) if init.walks else None
         self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
         self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, the last one not read
 
@@ -107,7 +107,7 @@ class Board:
         if seen is None:  # nothing committed: there is no distribution to copy either
             return distribution
         if self.init.distributions and self.ring is not None:
-            source = _nearest(self.lifts[0], ahead)
+            source = self._nearest(ahead)[..., 0]
             above = Categorical(self.ring).at(torch.where(source < 0, self.reach, source % self.reach))
             drafted = seen.at((source - ahead.start).clamp(0, shape[1] - 1))
             distribution = drafted.where(source >= ahead.start, above).where(source >= 0, distribution)
@@ -117,15 +117,19 @@ class Board:
         """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
         distribution.
         """
-        if self.init.distributions or not self.lifts:
+        if self.init.distributions or self.sources is None:
             return None
-        found = []
-        for lifts in self.lifts:
-            source = _nearest(lifts, ahead)
-            inside = drafted.gather(1, (source - ahead.start).clamp(0, drafted.shape[1] - 1))
-            value = torch.where(source >= ahead.start, inside, self.values.gather(1, source.clamp_min(0)))
-            found.append(torch.where(source >= 0, value, FREE))
-        return torch.stack(found, -1)
+        source = self._nearest(ahead)
+        flat = source.flatten(1)
+        inside = drafted.gather(1, (flat - ahead.start).clamp(0, drafted.shape[1] - 1))
+        value = torch.where(flat >= ahead.start, inside, self.values.gather(1, flat.clamp_min(0)))
+        return torch.where(flat >= 0, value, FREE).view_as(source)
+
+    def _nearest(self, ahead: WindowAhead) -> Tensor:
+        """[B, W, S] the nearest known position of each walk, or FREE. Arbitrary at known positions."""
+        assert self.sources is not None
+        distance = (ahead.position - ahead.edge).clamp(0, self.sources.shape[1] - 1)
+        return self.sources[ahead.position.clamp(max=len(self.sources) - 1), distance]
 
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Record what the round committed."""
@@ -157,13 +161,21 @@ def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.dev
     return lifts[::-1]
 
 
-def _nearest(lifts: list[Tensor], ahead: WindowAhead) -> Tensor:
-    """[B, W] the nearest known position along `lifts`, or FREE. The window's own positions count as unknown."""
-    place = ahead.position.clamp(max=len(lifts[0]) - 1)
-    for lift in lifts:
-        further = lift[place]
-        place = torch.where(further >= ahead.edge, further, place)
-    return lifts[-1][place]
+def _sources(raster: Raster, walks: tuple[tuple[str, ...], ...], window: int, device: torch.device) -> Tensor:
+    """Table [T + 1, window + 1, S]: the nearest known position by position, distance to the first unknown one, and walk; or FREE.
+
+    Positions from the first unknown one on, the window's own included, count as unknown.
+    """
+    position = torch.arange(raster.length + 1, device=device)[:, None]
+    edge = position - torch.arange(window + 1, device=device)
+    found = []
+    for lifts in (_lifts(raster, walk, window, device) for walk in walks):
+        place = position.expand_as(edge)
+        for lift in lifts:
+            further = lift[place]
+            place = torch.where(further >= edge, further, place)
+        found.append(lifts[-1][place])
+    return torch.stack(found, -1)
 
 
 def choose_neighbour(neighbours: Tensor, noise: Noise, position: Tensor, start: Tensor) -> Tensor:

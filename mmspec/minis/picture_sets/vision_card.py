@@ -122,15 +122,16 @@ The target's first 1,800 steps taught it shapes and places, and hardly any colou
 A caption is worth, over the target's nats without it or with another's, in the mean over held-out pictures (95 % interval): {gains}.
 The judge sees all attributes right in {originals} % of held-out originals and in {rebuilt} % of rebuilt ones.
 
-Held-out captions drawn by every method, {settings[count]} of them, with guidance {settings[guidance]:g}, and read by the judge. Means, and
-95 % intervals by bootstrap over pictures, those of differences from plain decoding paired. Drift is total variation a code.
+Held-out captions drawn by every method, {settings[count]} of them, with guidance {settings[guidance]:g} and top-p {settings[top_p]:g}, and
+read by the judge. Means, and 95 % intervals by bootstrap over pictures, those of differences from plain decoding paired. Drift is total
+variation a code.
 Distribution-exact methods draw other pictures than plain decoding, so their differences are chance.
 
 {rows}
 
 ```sh
 python vision/measure_captions.py mmspec/minis/vision/scenes --pictures build/scenes --count {settings[count]} --batch 48 \\
-    --guidance {settings[guidance]:g} --methods plain jacobi scd eagle assisted assisted-jacobi lantern++ \\
+    --guidance {settings[guidance]:g} --top-p {settings[top_p]:g} --methods plain jacobi scd eagle assisted assisted-jacobi lantern++ \\
     --out mmspec/minis/vision/scenes/figures.json --card
 ```
 
