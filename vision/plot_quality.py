@@ -40,9 +40,9 @@ def reads_window(method: str) -> bool:
     return plan.couple is not None or plan.shape is not None
 
 
-def drawn(model: Any, prompts: list, method: str, window: int, guidance: float, seed: int, batch: int) -> tuple:
+def drawn(model: Any, prompts: list, method: str, window: int, sampling: dict, seed: int, batch: int) -> tuple:
     """Sequences [N, T], forwards by image [N] (one mean value by rows), drift a code and the exactness."""
-    settings = {"method": method, "guidance": guidance} | ({"window": window} if reads_window(method) else {})
+    settings = {"method": method, **sampling} | ({"window": window} if reads_window(method) else {})
     sequences, forwards, drift, exactness = [], [], 0.0, ""
     for first in range(0, len(prompts), batch):
         out = mmspec.vision.generate(model, prompts[first : first + batch], seed=seed + first, **settings)
@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=200)
     parser.add_argument("--guidance", type=float, default=2.0)
+    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=int, default=48)
     parser.add_argument("--batch", type=int, default=40)
     names = [name for name in (*METHODS, *PUBLISHED) if name != "plain"]
@@ -112,11 +113,12 @@ def main() -> None:
     if wanted is None:
         parser.error(f"the judge in {folder} cannot tell whether pictures show what their prompts say")
     names = [name for name in args.methods if can_draw(model, name)]
-    first, counted, _, _ = drawn(model, prompts * 2, "plain", args.window, args.guidance, 0, args.batch)
+    sampling = {"guidance": args.guidance, "top_p": args.top_p}
+    first, counted, _, _ = drawn(model, prompts * 2, "plain", args.window, sampling, 0, args.batch)
     plain = judged_pictures(model, judge, prompts * 2, first, args.guidance, torch.cat([labels, labels]), torch.cat([wanted, wanted]))
     rows: dict[str, dict] = {}
     for name in track(names, args.set):
-        found, forwards, drift, exactness = drawn(model, prompts, name, args.window, args.guidance, 10**6, args.batch)
+        found, forwards, drift, exactness = drawn(model, prompts, name, args.window, sampling, 10**6, args.batch)
         distances = metrics.compare(plain, judged_pictures(model, judge, prompts, found, args.guidance, labels, wanted))
         kept = ("value", "low", "high", "floor", "ceiling", "p")
         row: dict[str, Any] = {key: {field: getattr(distances[key], field) for field in kept} for key in SHOWN}

@@ -158,12 +158,14 @@ def next_length(controller: ControlSession, proposer: DraftSession, pending: Dra
     Returns:
         Draft tokens; for a controller that reads matches, no more than the longest row can commit.
     """
-    if isinstance(controller, ReadsRows):
-        controller.read_rows(len(stopping.outputs))
-    if not (isinstance(controller, ReadsMatches) and isinstance(proposer, Matches)):
+    read_rows = getattr(controller, "read_rows", None)  # in every round: `isinstance` of a protocol is slow
+    if read_rows is not None:
+        read_rows(len(stopping.outputs))
+    read_matches = getattr(controller, "read_matches", None)
+    if read_matches is None or not isinstance(proposer, Matches):
         return controller.length()
     matches = proposer.matches(pending)
-    controller.read_matches(_of_slow_rows(matches, stopping.outputs) if fixed else matches)
+    read_matches(_of_slow_rows(matches, stopping.outputs) if fixed else matches)
     length = controller.length()
     most = stopping.budget(length).most
     return length if most is None else most

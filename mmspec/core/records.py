@@ -229,6 +229,7 @@ class Verdict:
     judged: Tensor  # [B] draft tokens judged: the accepted ones and the rejected one, if any
     drift: Tensor | None = None  # [B] total variation spent in this round
     expected: Tensor | None = None  # [B] rejections expected of token-wise judging: the sum of TV(p, q) over the tokens judged
+    drawn: Tensor | None = None  # [B, N] the target's own draw after every node, where the rule made them all
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,9 +103,20 @@ class Grammar(Pathless):
         """Process `scores` [B, N, V] at output positions [B, N]: a forced control becomes a point mass, elsewhere controls are banned."""
         if self.raster.controls == 0:
             return scores
-        table = _forced(self.raster.forced, scores.device)
-        forced = table[position.clamp(max=len(table) - 1)][..., None]
+        forced = self._forced_at(position)[..., None]
         value = torch.arange(scores.shape[-1], device=scores.device)
         free = ban(scores, value >= self.raster.codes)
         point = torch.where(value == forced, 0.0, -torch.inf).to(scores.dtype)
         return torch.where(forced == FREE, free, point)
+
+    def forced(self, values: Tensor, position: Tensor) -> Tensor:
+        """Return `values` [B, N] at output positions [B, N], the forced controls in their places."""
+        if self.raster.controls == 0:
+            return values
+        forced = self._forced_at(position)
+        return torch.where(forced == FREE, values, forced)
+
+    def _forced_at(self, position: Tensor) -> Tensor:
+        """The control that is forced at each position, or FREE."""
+        table = _forced(self.raster.forced, position.device)
+        return table[position.clamp(max=len(table) - 1)]

@@ -173,6 +173,12 @@ def follow(draft: Draft, p: Any, keys: Keys | None) -> Verdict:
         leaf, failed = _last_root(draft), torch.zeros_like(draft.start)
     elif keys is not None and getattr(p, "searched", False):
         return _walk(draft, p, keys)
+    elif keys is not None and type(p) is Categorical:
+        drawn = p.sample(keys)
+        passes = draft.draft_tokens == drawn.gather(1, draft.parents[:, draft.roots :].clamp_min(0))
+        leaf, failed = longest(draft, with_roots(draft, passes))
+        verdict = commit(draft, leaf, drawn.gather(1, leaf[:, None])[:, 0])
+        return replace(verdict, judged=verdict.accepted + failed, drawn=drawn)
     else:
         parents, x = draft.parents[:, draft.roots :].clamp_min(0), draft.draft_tokens
         passes = p.tops(parents, x) if keys is None else p.draws(keys, parents, x)

@@ -82,6 +82,10 @@ class Line:
         before = torch.where(known > 0, drafted.gather(1, (known - 1).clamp_min(0)), ahead.last)
         return before[..., None].expand(*drafted.shape, 1)
 
+    def filled(self, ahead: WindowAhead, drafted: Tensor, noise: Noise) -> Tensor | None:
+        """Return None: see `Board.filled`."""
+        return None
+
     def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Record what the round committed."""
         pass
@@ -124,6 +128,19 @@ class Board:
         inside = drafted.gather(1, (flat - ahead.start).clamp(0, drafted.shape[1] - 1))
         value = torch.where(flat >= ahead.start, inside, self.values.gather(1, flat.clamp_min(0)))
         return torch.where(flat >= 0, value, FREE).view_as(source)
+
+    def filled(self, ahead: WindowAhead, drafted: Tensor, noise: Noise) -> Tensor | None:
+        """Return the window's values where they need no distribution: `drafted` [B, W] as far as there were distributions.
+
+        Behind them a neighbour's value is copied, or the last committed value where no neighbour is known; controls are forced. None for
+        initialisers that do not copy values.
+        """
+        neighbours = self.neighbours(ahead, drafted)
+        if neighbours is None:
+            return None
+        copied = choose_neighbour(neighbours, noise, ahead.position, ahead.start[:, 0])
+        copied = torch.where((neighbours < 0).all(-1), ahead.last, copied)
+        return self.grammar.forced(torch.where(ahead.seen, drafted, copied), ahead.position)
 
     def _nearest(self, ahead: WindowAhead) -> Tensor:
         """[B, W, S] the nearest known position of each walk, or FREE. Arbitrary at known positions."""

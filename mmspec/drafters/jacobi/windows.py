@@ -16,7 +16,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Raster
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal
+from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal, target_noise
 from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, choose_neighbour, neighbour_distribution, uniform
 
 
@@ -66,10 +66,16 @@ class LastRound:
     draft_token: (
         Tensor  # [B, M] which of the draft's draft tokens stands at each position: all those with a distribution but the last have one
     )
+    drawn: Tensor | None = None  # [B, N] the target's own draws after the draft's nodes, where the rule made them
 
     def distributions(self, steps: Tensor) -> Categorical:
         """Return the distributions [B, W] at `steps` [W] from the start; arbitrary where none was seen."""
         return self.distribution.at(self.column[:, steps.clamp(max=self.column.shape[1] - 1)])
+
+    def draws(self, steps: Tensor) -> Tensor:
+        """Return the target's own draws [B, W] at `steps` [W] from the start; arbitrary where no distribution was seen."""
+        assert self.drawn is not None
+        return self.drawn.gather(1, self.column[:, steps.clamp(max=self.column.shape[1] - 1)])
 
     def before(self, steps: Tensor) -> Before | None:
         """Return the draft tokens at `steps`, None without any."""
@@ -101,6 +107,10 @@ class WindowSession:
         position = start[:, None] + steps
         ahead = WindowAhead(position, start[:, None] + (0 if seen is None else seen.left), pending.nodes[:, -1:])
         board = self._board(pending)
+        if length and seen is not None and seen.drawn is not None and not self.branches and self.plan.couple is target_noise:
+            filled = board.filled(ahead, seen.draws(steps), noise)  # the couple would draw the same values again
+            if filled is not None:
+                return pending.extend_chain(filled, budget.draft_tokens)
         distribution = board.distributions(ahead, None if seen is None else seen.distributions(steps)) if length else None
         if distribution is None:
             return pending
@@ -133,7 +143,7 @@ class WindowSession:
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         """Take in the verdict of the round; see `DraftSession.observe`."""
         column, draft_token, reach = self.places(draft, verdict)
-        self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token)
+        self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token, verdict.drawn)
         self._board(draft).commit(draft, scored, verdict)
 
     def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:

@@ -163,7 +163,7 @@ class FarEnd:
         values = torch.zeros_like(position)
         left = torch.zeros_like(position[:, :1]) if seen is None else seen.left
         if seen is not None:
-            values = seen.distributions(steps).sample(keys)
+            values = seen.distributions(steps).sample(keys) if seen.drawn is None else seen.draws(steps)
         known = min(self.known, length) if seen is not None else 0
         if known:
             draft = draft.extend_chain(values[:, :known], budget.draft_tokens)

@@ -3,7 +3,7 @@
 | name | draft tokens | rule | exactness |
 |---|---|---|---|
 | plain | none | plain sampling | token-exact |
-| jacobi | a window drawn by the target's own noise | coupled | token-exact |
+| jacobi | a window drawn by the target's own noise; its far end copies known cells above or to the left | coupled | token-exact |
 | sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
 | scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
 | sjd-pac | a coupled window that begins as a tree (2603.18599) | siblings without replacement | distribution-exact |
@@ -188,7 +188,7 @@ def _unverified(model: ImageModel) -> Walk:
 
 METHODS: dict[str, Method] = {
     "plain": Method(),
-    "jacobi": Method(couple=couplers.target_noise),
+    "jacobi": Method(couple=couplers.target_noise, init=initialisers.up_left),
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),
