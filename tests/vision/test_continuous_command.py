@@ -10,7 +10,9 @@ import mmspec
 from mmspec.commands.models import continuous_methods
 from mmspec.loading.vision import CONTINUOUS, Loaded, check_decoder, is_continuous, load_image_model
 from mmspec.vision import CONTINUOUS_METHODS, Sampling, generate
+from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.generation import WINDOW
+from mmspec.vision.continuous.state_draft import StateDraft
 from tests.commands import refused, runner
 from tests.vision import small_latents
 
@@ -56,6 +58,23 @@ def test_steps_of_the_chain_are_drafted(image, folder):
     wanted = generate(load_image_model(str(folder)).model, ["bag"], method="chain", seed=3, sampling=Sampling(6), draft_steps=2)
     torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
     assert (found["compare"]["method"], found["compare"]["head_steps"]) == ("plain", 6)
+
+
+def test_a_state_draft_of_a_folder_drafts(image, folder, tmp_path):
+    """Its calls are those of the public call; a folder that holds no draft for this target is refused in one line."""
+    model = load_image_model(str(folder)).model
+    torch.manual_seed(0)
+    save_model(StateDraft.beside(model.model, head_width=16).eval(), tmp_path / "state")
+    code, out, err, _ = image("trouser", "--drafter", tmp_path / "state", "--method", "path", "--seed", 3, "--json")
+    assert code == 0, err
+    found = json.loads(out)
+    wanted = generate(model, ["trouser"], str(tmp_path / "state"), method="path", seed=3)
+    torch.testing.assert_close(torch.tensor(found["vectors"]), wanted.tokens, atol=6e-5, rtol=0)
+    assert found["forwards"] == wanted.stats.row_calls
+    assert found["drafter"] == str(tmp_path / "state")
+    (tmp_path / "empty").mkdir()
+    code, out, err, _ = image("trouser", "--drafter", tmp_path / "empty", out="other.png")
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
 
 
 def test_what_was_asked_and_what_the_model_says_are_both_told(image):
