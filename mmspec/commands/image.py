@@ -16,7 +16,7 @@ EXAMPLES = """Examples:
 \b
   mmspec image "a large red star top left"
   mmspec image "a small green heart top right and a large blue ring bottom left" --method jacobi --out scene.png --seed 3
-  mmspec image "a small orange cross bottom right" --grid 8 --guidance 4
+  mmspec image "a small orange cross bottom right" --grid 8 --top-p 0.8
   mmspec image "a large purple diamond top right" --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
@@ -40,7 +40,7 @@ WINDOW = Annotated[str | None, common.option(common.HOW, _WINDOW, metavar="N")]
 BUDGET = Annotated[float | None, common.option(common.HOW, _DRIFT, metavar="X")]
 GUIDANCE = Annotated[
     float | None,
-    common.option(common.DRAWING, "Scale of classifier-free guidance; 1 for none. The minis of codes have a default.", metavar="X"),
+    common.option(common.DRAWING, "Scale of classifier-free guidance; 1 for none. Own models of classes have a default of 2.", metavar="X"),
 ]
 HEAD_STEPS = Annotated[int | None, common.option(common.DRAWING, "Of continuous tokens: steps of the head's chain.", metavar="N")]
 SIGMA_OUT = Annotated[float | None, common.option(common.DRAWING, _SIGMA, metavar="X")]

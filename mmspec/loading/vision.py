@@ -114,7 +114,8 @@ def _own(name: str, parts: dict[str, Any], dtype: str, device: torch.device | st
             net.to(device, kind)
     if model.captions is not None:
         model.captions.encoder.to(device)
-    return Loaded(name, model, tuple(str(example) for example in parts["examples"]), MINI_GUIDANCE)
+    guidance = MINI_GUIDANCE if model.captions is None else None  # captions of scenes are shown best without
+    return Loaded(name, model, tuple(str(example) for example in parts["examples"]), guidance)
 
 
 def is_continuous(name: str) -> bool:
