@@ -12,9 +12,9 @@ from starlette.exceptions import HTTPException
 from mmspec.serving.closed import EngineClosed
 
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
-_FIELD, _KINDS = re.compile(r"[a-z_]+|\d+"), ("str", "int")  # of the places that pydantic names, those that are fields
 GONE = 499
 """Status noted for requests whose client has left; it is not sent."""
+_FIELD, _KINDS = re.compile(r"[a-z_]+|\d+"), ("str", "int")  # of the places that pydantic names, those that are fields
 
 
 class ApiError(HTTPException):
@@ -100,16 +100,14 @@ def install_handlers(app: FastAPI) -> None:
 
 
 def invalid_fields(errors: list[Any]) -> ApiError:
-    """Return the error for the first field that pydantic found wrong.
+    """Return the error for the first field that pydantic found wrong; of a field with several forms, for the one that fits best.
 
     Args:
         errors: pydantic's errors.
     """
-    first = errors[0]
+    first = max((each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]), key=lambda each: len(each["loc"]))
     place = [str(part) for part in first["loc"] if part != "body"]
-    field = (
-        ".".join(part for part in place if not part.startswith(("function-", "list[", "str", "int")) or part in ("stop", "stream")) or None
-    )
+    field = ".".join(part for part in place if _FIELD.fullmatch(part) and part not in _KINDS) or None
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
     if first["type"] == "extra_forbidden":
