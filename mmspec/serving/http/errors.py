@@ -50,7 +50,8 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
         message, param, code: as in `ApiError`.
     """
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return {"error": {"message": " ".join(message.split()), "type": kind, "param": param, "code": code}}
+    line = " ".join(message.split()).encode("utf-8", "replace").decode()
+    return {"error": {"message": line, "type": kind, "param": param, "code": code}}
 
 
 def api_error(error: BaseException) -> ApiError:
@@ -111,7 +112,7 @@ def invalid_fields(errors: list[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
     if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {field!r}: leave it out", field, "unknown_field")
+        return ApiError(400, f"unknown field {'.'.join(place)[:100]!r}: leave it out", field, "unknown_field")
     if first["type"] == "missing":
         return ApiError(400, f"{field} is missing" if field else "the body is missing: send JSON", field)
     if first["type"] == "value_error":

@@ -3,8 +3,26 @@
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+
+def encodable(text: str) -> str:
+    """Return a text that can be written as UTF-8.
+
+    Args:
+        text: what was sent; JSON may escape halves of surrogate pairs.
+
+    Raises:
+        ValueError: for half of a surrogate pair.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("the text holds half of a surrogate pair: send valid Unicode") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(encodable)]
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 Temperature = Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)]

@@ -6,11 +6,11 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from mmspec.serving.http.schemas.base import ApiBody, Finite, Seed, Temperature, TopK, TopP
+from mmspec.serving.http.schemas.base import ApiBody, Finite, Seed, Temperature, Text, TopK, TopP
 
 SOUNDS = ("wav", "flac", "pcm")
 """Formats of speech."""
-Item = int | str
+Item = int | Text
 
 
 class ImageBody(ApiBody):
@@ -27,7 +27,7 @@ class ImageBody(ApiBody):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"response_format": (None, "b64_json"), "stream": (None, False)}
 
-    prompt: Annotated[str, Field(max_length=32_000)]
+    prompt: Annotated[Text, Field(max_length=32_000)]
     n: Annotated[int, Field(ge=1)] = 1
     size: str | None = None
     output_format: Literal["png", "jpeg", "webp"] = "png"
@@ -65,8 +65,8 @@ class SpeechBody(ApiBody):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"speed": (None, 1), "stream_format": (None, "audio")}
 
-    input: Annotated[str, Field(min_length=1, max_length=4096)]
-    voice: str | None = None
+    input: Annotated[Text, Field(min_length=1, max_length=4096)]
+    voice: Text | None = None
     response_format: Literal["wav", "flac", "pcm"] = "wav"
     seed: Seed | None = None
     temperature: Temperature | None = None
@@ -88,8 +88,8 @@ class TranscriptionFields(ApiBody):
     model_config = ConfigDict(extra="forbid", strict=False, frozen=True)
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"temperature": ("0", "0.0"), "stream": ("false", "False")}
 
-    language: str | None = None
-    prompt: str | None = None
+    language: Text | None = None
+    prompt: Text | None = None
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     timestamp_granularities: list[Literal["segment", "word"]] = Field(default_factory=list)
 

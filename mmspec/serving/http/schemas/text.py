@@ -5,7 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from mmspec.serving.http.schemas.base import ApiBody, Seed, Temperature, TopK, TopP
+from mmspec.serving.http.schemas.base import ApiBody, Seed, Temperature, Text, TopK, TopP
 
 _UNUSED: dict[str, tuple[Any, ...]] = {
     "frequency_penalty": (None, 0),
@@ -14,7 +14,7 @@ _UNUSED: dict[str, tuple[Any, ...]] = {
 }
 STOPS = 16
 """Most stop strings of a request."""
-Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Stop = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class StreamOptions(BaseModel):
@@ -88,7 +88,7 @@ class CompletionBody(TextBody):
         "best_of": (None, 1),
     }
 
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
 
     @property
@@ -112,7 +112,7 @@ class TextPart(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["text"]
-    text: str
+    text: Text
 
 
 class ChatMessage(BaseModel):
@@ -126,7 +126,7 @@ class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[TextPart]
+    content: Text | list[TextPart]
 
     @property
     def plain(self) -> dict[str, str]:
