@@ -76,8 +76,8 @@ def _check_installed() -> None:
     """Raise ImportError, in one line, without the optional dependencies."""
     try:
         import fastapi  # noqa: F401
-        import multipart  # noqa: F401
         import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f"mmspec serve needs {error.name}: pip install mmspec[serve]") from None
