@@ -1,5 +1,6 @@
 """`mmspec serve`: models behind an HTTP server in the shapes of the OpenAI API."""
 
+import sys
 from typing import Annotated, Any
 
 from mmspec.commands import common
@@ -104,7 +105,7 @@ def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str
     common.begin(given["verbose"])
     from rich.console import Console
 
-    from mmspec.serving.http.app import create_app
+    from mmspec.serving.http.endpoints.app import create_app
     from mmspec.serving.http.loading import ModelNames, load_served
     from mmspec.serving.http.server import address_of, bound_socket, serve_app
 
@@ -124,6 +125,7 @@ def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str
         url, ids = address_of(bound), {kind: served.id for kind, served in models.all.items()}
         if given["as_json"]:
             common.emit({"url": url, "models": ids, "keys": len(options.keys)})
+            sys.stdout.flush()  # the process goes on
         _tell(url, ids, options)
         serve_app(app, bound, options)
 

@@ -2,17 +2,21 @@
 
 import asyncio
 import json
+import queue
 import socket
 import threading
 import time
+from concurrent.futures import CancelledError
 
 import httpx
 import openai
 import pytest
 
+from mmspec.serving.closed import EngineClosed
 from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
+from mmspec.serving.http.worker import ModelWorker
 from tests.serving.web import WAIT, Gate, running, shared_text, text_models
 
 STORY = "Once upon a time"
@@ -75,7 +79,7 @@ def test_keys(pair):
                 assert refused.value.body["code"] == "invalid_api_key"
                 assert "other" not in str(refused.value)
         headers = {"Authorization": "Bearer schlüssel".encode()}
-        assert httpx.get(f"{site.url}/v1/models", headers=headers, timeout=WAIT).status_code == 401  # headers are latin-1
+        assert httpx.get(f"{site.url}/v1/models", headers=headers, timeout=WAIT).status_code == 200
         for headers in ({}, {"Authorization": "first"}, {"Authorization": "Basic first"}, {"Authorization": "Bearer first2"}):
             assert httpx.get(f"{site.url}/metrics", headers=headers, timeout=WAIT).status_code == 401
         assert httpx.get(f"{site.url}/health", timeout=WAIT).json() == {"status": "ok"}
@@ -147,6 +151,68 @@ def test_bytes_that_are_no_http(site):
         line.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
         assert line.recv(100).startswith(b"HTTP/1.1 400")
     assert site.client().completions.create(**BODY).choices
+
+
+def test_an_engine_that_has_ended(pair):
+    limits = ServerLimits()
+    with running(shared_text(pair, limits), limits) as found:
+        found.models.text.engine.close()
+        health = httpx.get(f"{found.url}/health", timeout=WAIT)
+        assert (health.status_code, health.json()) == (503, {"status": "failed"})
+        with pytest.raises(openai.InternalServerError) as refused:
+            found.client().completions.create(**BODY)
+        assert (refused.value.status_code, refused.value.body["code"]) == (503, "stopping")
+
+
+def test_what_fails_is_an_error_of_the_server(site, monkeypatch):
+    def failing(*_, **__):
+        raise FloatingPointError("logits of row 0 are not finite")
+
+    monkeypatch.setattr(site.models.text.engine, "submit", failing)
+    with pytest.raises(openai.InternalServerError) as refused:
+        site.client().completions.create(**BODY)
+    assert (refused.value.status_code, refused.value.body["type"]) == (500, "server_error")
+    assert "not finite" in refused.value.body["message"]
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_runs_jobs_in_order_and_drops_cancelled_ones():
+    begun, opened, order = threading.Event(), threading.Event(), []
+
+    def holding(job):
+        begun.set()
+        while not opened.wait(0.01):
+            job.on_step()
+
+    worker = ModelWorker("test", max_queue=2)
+    first = worker.submit(holding)
+    assert begun.wait(WAIT)
+    jobs = [worker.submit(lambda job, number=number: order.append(number)) for number in range(2)]
+    assert (worker.queued, worker.busy) == (2, 1)
+    with pytest.raises(queue.Full):
+        worker.submit(print)
+    jobs[0].cancel()
+    last = worker.submit(lambda job: order.append(2))  # takes the place of the cancelled one
+    first.cancel()
+    with pytest.raises(CancelledError):
+        first.future.result(WAIT)
+    last.future.result(WAIT)
+    assert order == [1, 2]
+    failed = worker.submit(lambda job: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.future.result(WAIT)
+    begun.clear()
+    running_one = worker.submit(holding)
+    assert begun.wait(WAIT)
+    waiting = worker.submit(print)
+    worker.close(WAIT)
+    assert running_one.future.exception(WAIT) is not None
+    assert waiting.future.cancelled()
+    with pytest.raises(EngineClosed):
+        worker.submit(print)
+    assert not worker.alive
 
 
 # --- a full queue, and time -------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from mmspec.loading.speech import load_speaker
 from mmspec.loading.text import Pair, load_pair
 from mmspec.run.config import Config, DrafterSection
 from mmspec.serving.engine import Engine
-from mmspec.serving.http.app import create_app
+from mmspec.serving.http.endpoints.app import create_app
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.models import ServedModels, TextServed
 from mmspec.serving.http.options import ServerLimits, ServerOptions

@@ -62,7 +62,7 @@ class StopCutter:
         return next((size for size in range(most, 0, -1) if any(stop.startswith(self.held[-size:]) for stop in self.stops)), 0)
 
 
-class Choice:
+class TextChoice:
     """One output of a request.
 
     Args:
@@ -134,7 +134,7 @@ class Choices:
                 inputs = {"input_ids": ids.to(served.pair.target.device)}
                 for number in range(body.n):
                     handle = served.engine.submit(inputs, seed=seed + number, max_new_tokens=most, **options)
-                    self.all.append(Choice(len(self.all), handle, served, body.stops, most))
+                    self.all.append(TextChoice(len(self.all), handle, served, body.stops, most))
         except BaseException:
             self.cancel()
             raise

@@ -48,8 +48,9 @@ class RequestGate:
                 await refused.response()(scope, receive, passage.send)
             else:
                 await self.app(scope, passage.receive, passage.send)
-        except BaseException:
+        except BaseException as error:
             if not passage.stuck:
+                passage.status = 500 if isinstance(error, Exception) else passage.status
                 raise
         finally:
             endpoint = path if path in self.paths else "other"
@@ -68,7 +69,8 @@ class RequestGate:
     def _is_known(self, header: str) -> bool:
         """Compare with every key, in a time that does not depend on where keys differ."""
         scheme, _, given = header.partition(" ")
-        found = [hmac.compare_digest(given.strip().encode(), key) for key in self.keys]
+        raw = given.strip().encode("latin-1")  # the bytes that were sent
+        found = [hmac.compare_digest(raw, key) for key in self.keys]
         return scheme.lower() == "bearer" and any(found)
 
 

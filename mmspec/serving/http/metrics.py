@@ -25,6 +25,7 @@ class ServerMetrics:
         self.drafted = Counter("mmspec_drafted_tokens", "Draft tokens scored.", ["model"], registry=where)
         self.accepted = Counter("mmspec_accepted_tokens", "Draft tokens accepted.", ["model"], registry=where)
         self.per_call = Gauge("mmspec_tokens_per_call", "Tokens per target call since the start.", ["model"], registry=where)
+        self.length = Gauge("mmspec_draft_length", "Draft tokens per target call since the start.", ["model"], registry=where)
         self.acceptance = Gauge("mmspec_acceptance", "Share of draft tokens that were accepted since the start.", ["model"], registry=where)
         self._totals: dict[str, Stats] = {}
 
@@ -40,6 +41,7 @@ class ServerMetrics:
         self.queued.labels(model).set_function(queued)
         self.running.labels(model).set_function(running)
         self.per_call.labels(model).set_function(lambda: total.tokens_per_call)
+        self.length.labels(model).set_function(lambda: total.drafted / max(1, total.row_calls))
         self.acceptance.labels(model).set_function(lambda: total.accepted / max(1, total.drafted))
         for counter in (self.tokens, self.calls, self.drafted, self.accepted):
             counter.labels(model)

@@ -14,7 +14,7 @@ from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.worker import ModelWorker
 
 
-class Served(Protocol):
+class ServedModel(Protocol):
     """A model that answers requests."""
 
     @property
@@ -171,7 +171,7 @@ class ServedModels:
             raise ValueError(f"two models have the id {twice[0]!r}: rename one of the folders")
 
     @property
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, ServedModel]:
         """The models by kind."""
         found = {kind: getattr(self, kind) for kind in KINDS}
         return {kind: served for kind, served in found.items() if served is not None}

@@ -9,7 +9,7 @@ from starlette.requests import Request
 
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.errors import GONE, ApiError, api_error, timed_out
-from mmspec.serving.http.worker import Job
+from mmspec.serving.http.worker import WorkerJob
 
 T = TypeVar("T")
 
@@ -77,7 +77,7 @@ async def all_ended(handles: list[RequestHandle]) -> None:
             handle.cancel()
 
 
-async def job_result(job: Job) -> Any:
+async def job_result(job: WorkerJob) -> Any:
     """Wait for what a job returns; if this coroutine is cancelled, the job is.
 
     Args:

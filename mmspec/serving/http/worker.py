@@ -12,14 +12,14 @@ import torch
 from mmspec.serving.closed import EngineClosed
 
 
-class Job:
+class WorkerJob:
     """A request of a worker.
 
     Args:
         run: what makes the output; called with the job in the worker's thread. It should call `on_step` often.
     """
 
-    def __init__(self, run: Callable[["Job"], Any]):
+    def __init__(self, run: Callable[["WorkerJob"], Any]):
         self.run = run
         self.future: Future[Any] = Future()
         self.cancelled = False
@@ -52,18 +52,18 @@ class ModelWorker:
 
     def __init__(self, name: str, max_queue: int):
         self.max_queue = max_queue
-        self._jobs: deque[Job] = deque()
-        self._current: Job | None = None
+        self._jobs: deque[WorkerJob] = deque()
+        self._current: WorkerJob | None = None
         self._changed = Condition()
         self._closed = False
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, run: Callable[[Job], Any]) -> Job:
+    def submit(self, run: Callable[[WorkerJob], Any]) -> WorkerJob:
         """Queue a job. Safe under threads.
 
         Args:
-            run: as in `Job`.
+            run: as in `WorkerJob`.
 
         Returns:
             The job; its `future` has what `run` returns or raises.
@@ -72,7 +72,7 @@ class ModelWorker:
             Full: of `queue`, if as many jobs wait as may.
             EngineClosed: after `close`.
         """
-        job = Job(run)
+        job = WorkerJob(run)
         with self._changed:
             if self._closed:
                 raise EngineClosed("the worker is closed")
@@ -116,20 +116,25 @@ class ModelWorker:
 
     def _work(self) -> None:
         while (job := self._next()) is not None:
-            if job.future.set_running_or_notify_cancel():
-                try:
-                    with torch.no_grad():
-                        found = job.run(job)
-                except BaseException as error:
-                    job.future.set_exception(error)
-                else:
-                    job.future.set_result(found)
+            _finish(job)
             self._current = job = None  # nothing of a request is kept
 
-    def _next(self) -> Job | None:
+    def _next(self) -> WorkerJob | None:
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
                 return None
             self._current = self._jobs.popleft()
             return self._current
+
+
+def _finish(job: WorkerJob) -> None:
+    if not job.future.set_running_or_notify_cancel():
+        return
+    try:
+        with torch.no_grad():
+            found = job.run(job)
+    except BaseException as error:
+        job.future.set_exception(error)
+    else:
+        job.future.set_result(found)

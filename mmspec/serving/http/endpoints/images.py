@@ -7,10 +7,10 @@ from typing import Any
 from fastapi import APIRouter, Request
 
 from mmspec.serving.http.choices import drafting_facts, seed_of
-from mmspec.serving.http.endpoints.shared import check_count, state_of, worked
+from mmspec.serving.http.endpoints.shared import check_count, server_state, worked
 from mmspec.serving.http.models import ImageServed
 from mmspec.serving.http.schemas.media import ImageBody
-from mmspec.serving.http.worker import Job
+from mmspec.serving.http.worker import WorkerJob
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
 from mmspec.vision.quality.contact_sheets import picture_bytes
@@ -32,7 +32,7 @@ async def draw(body: ImageBody, request: Request) -> dict[str, Any]:
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     served: ImageServed = state.models.find("image", body.model)
     check_count(state, body.n)
     seed = seed_of(body.seed)
@@ -44,7 +44,7 @@ async def draw(body: ImageBody, request: Request) -> dict[str, Any]:
     return {"created": int(time()), "data": data, "output_format": body.output_format, "model": served.id, "mmspec": facts}
 
 
-def _draw(served: ImageServed, body: ImageBody, seed: int, job: Job) -> tuple[Pictures, list[bytes]]:
+def _draw(served: ImageServed, body: ImageBody, seed: int, job: WorkerJob) -> tuple[Pictures, list[bytes]]:
     loaded = served.loaded
     options = {"size": body.pixels, "top_k": body.top_k, "top_p": None if body.top_p == 1 else body.top_p}
     out = generate(

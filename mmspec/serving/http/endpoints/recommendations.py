@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request
 
 from mmspec.recsys.generation import Recommendations, recommend
 from mmspec.serving.http.choices import drafting_facts
-from mmspec.serving.http.endpoints.shared import check_count, state_of, worked
+from mmspec.serving.http.endpoints.shared import check_count, server_state, worked
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.models import RecommenderServed
 from mmspec.serving.http.schemas.media import Item, RecommendationBody
-from mmspec.serving.http.worker import Job
+from mmspec.serving.http.worker import WorkerJob
 
 router = APIRouter()
 ITEMS = 10_000
@@ -31,7 +31,7 @@ async def recommend_items(body: RecommendationBody, request: Request) -> dict[st
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     served: RecommenderServed = state.models.find("recommender", body.model)
     histories = _histories(body)
     check_count(state, len(histories))
@@ -70,7 +70,7 @@ def _check_items(served: RecommenderServed, name: str, items: list[Item]) -> Non
             raise ApiError(400, f"{name} has the item {item!r:.60}, which is not in the catalogue of {len(catalogue)} items", name)
 
 
-def _recommend(served: RecommenderServed, body: RecommendationBody, histories: list[list[Item]], job: Job) -> Recommendations:
+def _recommend(served: RecommenderServed, body: RecommendationBody, histories: list[list[Item]], job: WorkerJob) -> Recommendations:
     loaded, rows = served.loaded, len(histories)
     return recommend(
         loaded.model,

@@ -8,13 +8,13 @@ from typing import Any
 
 from fastapi import Request
 
-from mmspec.serving.http.choices import Choice, Choices
+from mmspec.serving.http.choices import Choices, TextChoice
 from mmspec.serving.http.errors import ApiError, api_error, timed_out
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.models import ServedModels, WorkerServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.waiting import Changes, answer, job_result
-from mmspec.serving.http.worker import Job
+from mmspec.serving.http.worker import WorkerJob
 
 EVENTS = "text/event-stream"
 
@@ -34,7 +34,7 @@ class ServerState:
     metrics: ServerMetrics
 
 
-def state_of(request: Request) -> ServerState:
+def server_state(request: Request) -> ServerState:
     """Return the state of the application that a request was sent to.
 
     Args:
@@ -57,12 +57,12 @@ def check_count(state: ServerState, count: int) -> None:
         raise ApiError(400, f"the request asks for {count} outputs: this server makes 1 to {state.limits.max_inputs} at a time", "n")
 
 
-def submitted(served: WorkerServed, run: Callable[[Job], Any]) -> Job:
+def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any]) -> WorkerJob:
     """Queue a job of a model.
 
     Args:
         served: the model.
-        run: as in `Job`.
+        run: as in `WorkerJob`.
 
     Returns:
         The job.
@@ -76,13 +76,13 @@ def submitted(served: WorkerServed, run: Callable[[Job], Any]) -> Job:
         raise api_error(error) from error
 
 
-async def worked(request: Request, served: WorkerServed, run: Callable[[Job], Any]) -> Any:
+async def worked(request: Request, served: WorkerServed, run: Callable[[WorkerJob], Any]) -> Any:
     """Queue a job of a model and wait for it.
 
     Args:
         request: the request; the job is cancelled when its client leaves or the time is over.
         served: the model.
-        run: as in `Job`.
+        run: as in `WorkerJob`.
 
     Returns:
         What `run` returns.
@@ -90,7 +90,7 @@ async def worked(request: Request, served: WorkerServed, run: Callable[[Job], An
     Raises:
         ApiError: for every failure, with its status.
     """
-    return await answer(request, job_result(submitted(served, run)), state_of(request).limits.timeout)
+    return await answer(request, job_result(submitted(served, run)), server_state(request).limits.timeout)
 
 
 def event(data: dict[str, Any] | str) -> bytes:
@@ -102,12 +102,12 @@ def event(data: dict[str, Any] | str) -> bytes:
     return f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}\n\n".encode()
 
 
-Chunk = Callable[[Choice | None, str, str | None], dict[str, Any]]
+Chunk = Callable[[TextChoice | None, str, str | None], dict[str, Any]]
 """(the output, or None for the usage; its new text; its finish reason or None) -> the chunk."""
 
 
 async def text_events(
-    state: ServerState, choices: Choices, chunk: Chunk, opening: Callable[[Choice], dict[str, Any]] | None, usage: bool
+    state: ServerState, choices: Choices, chunk: Chunk, opening: Callable[[TextChoice], dict[str, Any]] | None, usage: bool
 ) -> AsyncIterator[bytes]:
     """Stream the outputs of a text request as they grow. They are cancelled when the client leaves or the time is over.
 

@@ -10,12 +10,12 @@ from fastapi.responses import Response, StreamingResponse
 from torch import Tensor
 
 from mmspec.serving.http.choices import seed_of
-from mmspec.serving.http.endpoints.shared import ServerState, state_of, submitted, worked
+from mmspec.serving.http.endpoints.shared import ServerState, server_state, submitted, worked
 from mmspec.serving.http.errors import ApiError, api_error
 from mmspec.serving.http.models import SpeechServed
 from mmspec.serving.http.schemas.media import SpeechBody
 from mmspec.serving.http.waiting import answer, wake
-from mmspec.serving.http.worker import Job
+from mmspec.serving.http.worker import WorkerJob
 from mmspec.speech.generation import synthesize
 from mmspec.speech.sound.files import sound_bytes
 from mmspec.speech.sound.speech import Speech
@@ -25,7 +25,7 @@ _MEDIA = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
 
 
 @router.post("/v1/audio/speech")
-async def speak(body: SpeechBody, request: Request) -> Response:
+async def synthesize_text(body: SpeechBody, request: Request) -> Response:
     """Synthesize a text.
 
     Args:
@@ -38,7 +38,7 @@ async def speak(body: SpeechBody, request: Request) -> Response:
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     served: SpeechServed = state.models.find("speech", body.model)
     if body.max_seconds is not None and body.max_seconds > state.limits.max_seconds:
         raise ApiError(400, f"max_seconds is {body.max_seconds:g}: this server makes at most {state.limits.max_seconds:g} s", "max_seconds")
@@ -55,7 +55,7 @@ async def speak(body: SpeechBody, request: Request) -> Response:
     return Response(file, media_type=_MEDIA[body.response_format], headers=headers)
 
 
-def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: Job, on_sound: Any = None) -> Speech:
+def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: WorkerJob, on_sound: Any = None) -> Speech:
     return synthesize(
         served.loaded.model,
         [body.input],
@@ -94,7 +94,7 @@ class _PcmStream:
         loop, rate = asyncio.get_running_loop(), served.loaded.model.rate
         self.until = loop.time() + state.limits.timeout
 
-        def run(job: Job) -> Speech:
+        def run(job: WorkerJob) -> Speech:
             try:
                 return _synthesize(served, body, seed, job, lambda _, piece: wake(loop, self.pieces.put_nowait, pcm_bytes(piece, rate)))
             finally:

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST
 
-from mmspec.serving.http.endpoints.shared import state_of
+from mmspec.serving.http.endpoints.shared import server_state
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.models import ServedModels
 
@@ -23,7 +23,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     Returns:
         The list in OpenAI's shape; `kind` says which endpoint a model answers at.
     """
-    models = state_of(request).models
+    models = server_state(request).models
     return {"object": "list", "data": [_entry(models, kind) for kind in models.all]}
 
 
@@ -41,7 +41,7 @@ async def one_model(name: str, request: Request) -> dict[str, Any]:
     Raises:
         ApiError: 404, for an unknown id.
     """
-    models = state_of(request).models
+    models = server_state(request).models
     for kind, served in models.all.items():
         if served.id == name:
             return _entry(models, kind)
@@ -62,7 +62,7 @@ async def health(request: Request) -> JSONResponse:
     Returns:
         200, or 503 once the thread of a model has ended.
     """
-    alive = state_of(request).models.alive
+    alive = server_state(request).models.alive
     return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
 
 
@@ -76,4 +76,4 @@ async def metrics(request: Request) -> Response:
     Returns:
         Prometheus' text format.
     """
-    return Response(state_of(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(server_state(request).metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -12,8 +12,8 @@ from jinja2 import TemplateError
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
-from mmspec.serving.http.choices import Choice, Choices, checked_ids, most_tokens, seed_of
-from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, state_of, text_events
+from mmspec.serving.http.choices import Choices, TextChoice, checked_ids, most_tokens, seed_of
+from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, server_state, text_events
 from mmspec.serving.http.errors import ApiError, api_error
 from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.schemas.text import ChatBody, CompletionBody, TextBody
@@ -38,11 +38,11 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     served: TextServed = state.models.find("text", body.model)
     head = _head("cmpl", "text_completion", served.id)
 
-    def row(choice: Choice, text: str, reason: str | None) -> dict[str, Any]:
+    def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
         return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
 
     def start() -> Choices:
@@ -68,18 +68,18 @@ async def chat(body: ChatBody, request: Request) -> Response:
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     served: TextServed = state.models.find("text", body.model)
     head = _head("chatcmpl", "chat.completion", served.id)
     chunks = head | {"object": "chat.completion.chunk"}
 
-    def row(choice: Choice, text: str, reason: str | None) -> dict[str, Any]:
+    def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
         shared = {"index": choice.index, "logprobs": None, "finish_reason": reason}
         if body.stream:
             return shared | {"delta": {"content": text} if text else {}}
         return shared | {"message": {"role": "assistant", "content": text}}
 
-    def opening(choice: Choice) -> dict[str, Any]:
+    def opening(choice: TextChoice) -> dict[str, Any]:
         first = {"index": choice.index, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
         return chunks | {"choices": [first]}
 
@@ -99,19 +99,19 @@ async def _respond(
     start: Callable[[], Choices],
     head: dict[str, Any],
     chunk_head: dict[str, Any],
-    row: Callable[[Choice, str, str | None], dict[str, Any]],
-    opening: Callable[[Choice], dict[str, Any]] | None,
+    row: Callable[[TextChoice, str, str | None], dict[str, Any]],
+    opening: Callable[[TextChoice], dict[str, Any]] | None,
 ) -> Response:
     """Submit the outputs, and return the response or the stream."""
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is for streams: leave it out, or send stream true", "stream_options")
-    state = state_of(request)
+    state = server_state(request)
     choices = await _submitted(start)
     if not body.stream:
         return await _whole(request, state, choices, head, row)
     usage = body.stream_options is not None and body.stream_options.include_usage
 
-    def chunk(choice: Choice | None, text: str, reason: str | None) -> dict[str, Any]:
+    def chunk(choice: TextChoice | None, text: str, reason: str | None) -> dict[str, Any]:
         return chunk_head | {"choices": [] if choice is None else [row(choice, text, reason)]}
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

@@ -13,7 +13,7 @@ from starlette.datastructures import FormData, UploadFile
 from torch import Tensor
 
 from mmspec.serving.http.choices import drafting_facts
-from mmspec.serving.http.endpoints.shared import state_of, worked
+from mmspec.serving.http.endpoints.shared import server_state, worked
 from mmspec.serving.http.errors import ApiError, api_error, invalid_fields
 from mmspec.serving.http.models import RecognizerServed
 from mmspec.serving.http.schemas.media import TranscriptionFields
@@ -40,7 +40,7 @@ async def transcribe_upload(request: Request) -> Response:
     Raises:
         ApiError: for what is wrong with the request.
     """
-    state = state_of(request)
+    state = server_state(request)
     async with request.form(max_files=1, max_fields=16) as form:
         fields, file = _fields(form)
         served: RecognizerServed = state.models.find("recognizer", fields.model)
