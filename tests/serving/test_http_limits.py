@@ -13,6 +13,7 @@ import openai
 import pytest
 
 from mmspec.serving.closed import EngineClosed
+from mmspec.serving.http import protocol
 from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
@@ -272,6 +273,30 @@ def test_a_body_that_does_not_arrive(impatient):
         answer = b"".join(iter(lambda: line.recv(1000), b""))  # up to the end: the server closes the connection
     assert answer.startswith(b"HTTP/1.1 408")
     assert b"did not arrive within 1 s" in answer
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a"])
+def test_a_request_that_does_not_begin(site, monkeypatch, begun, before):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=WAIT) as line:
+        if before:
+            line.sendall(HEALTH)
+            while b'"ok"' not in line.recv(1000):
+                pass
+        line.sendall(begun)
+        assert line.recv(1000) == b""  # the server closes the connection
+
+
+def test_an_answer_may_take_longer_than_a_head(site, held, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    threading.Timer(0.5, held.opened.set).start()
+    client = site.client()
+    for _ in range(2):  # on one connection
+        assert client.completions.create(**BODY).choices
 
 
 # --- clients that leave -----------------------------------------------------------------------------------------------

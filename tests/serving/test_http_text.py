@@ -2,6 +2,8 @@
 
 import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 import mmspec
 from mmspec.serving.http.choices import StopCutter
@@ -101,6 +103,20 @@ def test_the_beginning_of_a_stop_string_is_held_back():
     assert (cutter.rest(), cutter.found) == ("", True)
     cutter = StopCutter(("END",))
     assert cutter.add("the EN") + cutter.rest() == "the EN"
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.text("abc", max_size=12), st.lists(st.text("abc", min_size=1, max_size=4), max_size=3), st.lists(st.integers(1, 4), max_size=12))
+def test_stop_strings_do_not_depend_on_pieces(text, stops, sizes):
+    def cut(pieces):
+        cutter = StopCutter(stops)
+        return "".join([cutter.add(piece) for piece in pieces]) + cutter.rest()
+
+    pieces, rest = [], text
+    for size in sizes:
+        pieces, rest = [*pieces, rest[:size]], rest[size:]
+    ends = [(place + len(stop), place) for stop in stops if (place := text.find(stop)) >= 0]
+    assert cut([*pieces, rest]) == cut(text) == (text[: min(ends)[1]] if ends else text)
 
 
 def test_chats_go_through_the_template(site, client):

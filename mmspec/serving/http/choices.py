@@ -21,7 +21,7 @@ SEEDS = 2**31
 
 
 class StopCutter:
-    """Passes text on up to the first stop string; holds back what may be the beginning of one.
+    """Passes text on up to the stop string that is complete first; holds back what may be the beginning of one.
 
     Args:
         stops: the stop strings; none passes all text on.
@@ -42,10 +42,10 @@ class StopCutter:
         if self.found:
             return ""
         self.held += text
-        places = [place for stop in self.stops if (place := self.held.find(stop)) >= 0]
-        if places:
+        places = [(place + len(stop), place) for stop in self.stops if (place := self.held.find(stop)) >= 0]
+        if places:  # the first one that is complete, so that it does not matter in which pieces the text comes
             self.found = True
-            return self._release(min(places), keep=False)
+            return self._release(min(places)[1], keep=False)
         return self._release(len(self.held) - self._beginning())
 
     def rest(self) -> str:

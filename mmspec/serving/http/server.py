@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from mmspec.serving.http.options import ServerOptions
+from mmspec.serving.http.protocol import BoundedHeadProtocol
 
 CONNECTIONS = 1024
 """Most connections; above it requests get 503."""
@@ -64,6 +65,8 @@ def make_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """
     config = uvicorn.Config(
         app,
+        http=BoundedHeadProtocol,
+        ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,

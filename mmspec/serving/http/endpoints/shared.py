@@ -99,7 +99,8 @@ def event(data: dict[str, Any] | str) -> bytes:
     Args:
         data: an object, sent as JSON, or a word.
     """
-    return f"data: {data if isinstance(data, str) else json.dumps(data, ensure_ascii=False)}\n\n".encode()
+    text = data if isinstance(data, str) else json.dumps(data)  # in ASCII: some clients break lines at U+2028 and the like
+    return f"data: {text}\n\n".encode()
 
 
 Chunk = Callable[[TextChoice | None, str, str | None], dict[str, Any]]
