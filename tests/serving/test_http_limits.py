@@ -102,8 +102,9 @@ def test_limits_are_checked():
     for wrong in ({"max_rows": 0}, {"timeout": 0.0}, {"timeout": float("nan")}, {"max_body": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             ServerLimits(**wrong)
-    with pytest.raises(ValueError, match="port is 70000"):
-        ServerOptions(port=70_000)
+    for wrong, words in (({"port": 70_000}, "port is 70000"), ({"host": ""}, "host is empty"), ({"grace": -1.0}, "grace is -1")):
+        with pytest.raises(ValueError, match=words):
+            ServerOptions(**wrong)
 
 
 # --- nonsense, and too much -------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class ServerOptions:
         grace: seconds that running requests may take to finish when the server is stopped; then they are cancelled.
 
     Raises:
-        ValueError: for a port out of range, or a negative `grace`.
+        ValueError: for an empty host, a port out of range, or a negative `grace`.
     """
 
     host: str = "127.0.0.1"
@@ -64,6 +64,8 @@ class ServerOptions:
     grace: float = 10.0
 
     def __post_init__(self) -> None:
+        if not self.host.strip():  # which would be every address of the machine
+            raise ValueError("host is empty: give an address, such as 127.0.0.1")
         if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}: give 0 to 65535; 0 takes a free one")
         if not (isfinite(self.grace) and self.grace >= 0):
