@@ -142,8 +142,8 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "--draft-length": BAD_LENGTHS,
         "--port": (*BAD_INTS, "65536"),
         "--host": ("no.such.host.invalid", ""),
-        **{name: (*BAD_INTS, "0") for name in ("--max-rows", "--max-queue", "--max-tokens", "--max-inputs", "--max-body")},
-        **{name: BAD_FLOATS for name in ("--timeout", "--grace", "--max-seconds")},
+        **dict.fromkeys(("--max-rows", "--max-queue", "--max-tokens", "--max-inputs", "--max-body"), (*BAD_INTS, "0")),
+        **dict.fromkeys(("--timeout", "--grace", "--max-seconds"), BAD_FLOATS),
     }
     return {
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
