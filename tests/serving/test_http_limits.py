@@ -3,9 +3,7 @@
 import asyncio
 import json
 import queue
-import socket
 import threading
-import time
 from concurrent.futures import CancelledError
 
 import httpx
@@ -18,7 +16,7 @@ from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
 from mmspec.serving.http.worker import ModelWorker
-from tests.serving.web import WAIT, Gate, running, shared_text, text_models
+from tests.serving.web import WAIT, Gate, post, running, shared_text, text_models, until
 
 STORY = "Once upon a time"
 BODY = {"model": "mini-text", "prompt": STORY, "max_tokens": 4, "temperature": 0}
@@ -36,14 +34,6 @@ def site(pair):
     limits = ServerLimits(max_rows=1, max_queue=1, max_body=20_000)
     with running(shared_text(pair, limits), limits) as found:
         yield found
-
-
-def until(true, seconds=WAIT):
-    """Wait until a condition holds."""
-    end = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 @pytest.fixture
@@ -149,7 +139,7 @@ def test_other_content_paths_and_methods(site):
 
 
 def test_bytes_that_are_no_http(site):
-    with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=WAIT) as line:
+    with site.connect() as line:
         line.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
         assert line.recv(100).startswith(b"HTTP/1.1 400")
     assert site.client().completions.create(**BODY).choices
@@ -269,7 +259,7 @@ def test_requests_that_take_too_long(impatient):
 
 
 def test_a_body_that_does_not_arrive(impatient):
-    with socket.create_connection(("127.0.0.1", int(impatient.url.rpartition(":")[2])), timeout=WAIT) as line:
+    with impatient.connect() as line:
         line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
         answer = b"".join(iter(lambda: line.recv(1000), b""))  # up to the end: the server closes the connection
     assert answer.startswith(b"HTTP/1.1 408")
@@ -283,7 +273,7 @@ HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
 @pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a"])
 def test_a_request_that_does_not_begin(site, monkeypatch, begun, before):
     monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
-    with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=WAIT) as line:
+    with site.connect() as line:
         if before:
             line.sendall(HEALTH)
             while b'"ok"' not in line.recv(1000):
@@ -307,10 +297,8 @@ def test_an_answer_may_take_longer_than_a_head(site, held, monkeypatch):
 def test_a_client_that_leaves_cancels_its_request(site, held, stream):
     engine = site.models.text.engine
     before = engine.counts.cancelled
-    content = json.dumps(BODY | {"max_tokens": 200, "temperature": 1, "stream": stream}).encode()
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
-    with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=WAIT) as line:
-        line.sendall(head.encode() + content)
+    with site.connect() as line:
+        post(line, "/v1/completions", BODY | {"max_tokens": 200, "temperature": 1, "stream": stream})
         until(lambda: engine.queued == 1)
     held.opened.set()
     until(lambda: engine.counts.cancelled == before + 1)
@@ -328,7 +316,7 @@ def test_a_stream_that_is_left_midway_frees_its_row(site):
 
 
 def test_answers_that_are_not_read(site):
-    with socket.create_connection(("127.0.0.1", int(site.url.rpartition(":")[2])), timeout=WAIT) as line:
+    with site.connect() as line:
         line.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)
         assert httpx.get(f"{site.url}/health", timeout=WAIT).status_code == 200
     assert site.client().completions.create(**BODY).choices

@@ -3,6 +3,8 @@
 import base64
 import io
 import json
+from contextlib import ExitStack
+from threading import Event
 
 import httpx
 import numpy as np
@@ -16,10 +18,10 @@ import mmspec
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
 from mmspec.speech.sound.files import sound_bytes
-from tests.serving.web import WAIT, running
+from tests.serving.web import WAIT, post, running, until
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
-LIMITS = ServerLimits(max_inputs=3, max_seconds=20)
+LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2)
 
 
 @pytest.fixture(scope="module")
@@ -232,6 +234,43 @@ def test_recommendations_are_refused_by_name(site):
     }.items():
         out = recommended(site, **body)
         assert (out.status_code, words in out.json()["error"]["message"]) == (400, True), out.text
+
+
+# --- the workers' limits ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def busy(site):
+    """The workers of pictures and speech are busy, until the test ends or sets the event."""
+    opened = Event()
+    workers = [served.worker for served in (site.models.image, site.models.speech)]
+    jobs = [worker.submit(lambda job: opened.wait(WAIT)) for worker in workers]
+    until(lambda: all(worker.busy for worker in workers))
+    yield opened
+    opened.set()
+    for job in jobs:
+        job.future.result(WAIT)
+
+
+@pytest.mark.parametrize(
+    ("kind", "path", "body"),
+    [
+        ("image", "/v1/images/generations", {"prompt": "a large red star top left"}),
+        ("speech", "/v1/audio/speech", {"input": TEXT}),
+        ("speech", "/v1/audio/speech", {"input": TEXT, "response_format": "pcm"}),
+    ],
+)
+def test_a_full_queue_and_clients_that_leave(site, busy, kind, path, body):
+    worker = getattr(site.models, kind).worker
+    with ExitStack() as stack:
+        for count in range(1, LIMITS.max_queue + 1):
+            post(stack.enter_context(site.connect()), path, body)
+            until(lambda count=count: worker.queued == count)
+        full = httpx.post(f"{site.url}{path}", json=body, timeout=WAIT)
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+    until(lambda: worker.queued == 0)  # the clients have left
+    busy.set()
+    assert httpx.post(f"{site.url}{path}", json=body, timeout=WAIT).status_code == 200
 
 
 def test_the_metrics_count_all_models(site):

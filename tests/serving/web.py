@@ -1,6 +1,9 @@
 """Servers on free ports of the loopback, each in a thread, and OpenAI's client for them."""
 
-from collections.abc import Iterator
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Event, Thread
@@ -8,8 +11,7 @@ from typing import Any
 
 import openai
 
-from mmspec.loading.speech import load_speaker
-from mmspec.loading.text import Pair, load_pair
+from mmspec.loading.text import Pair
 from mmspec.run.config import Config, DrafterSection
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.endpoints.app import create_app
@@ -34,6 +36,9 @@ class Site:
     url: str
     models: ServedModels
     app: Any
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", int(self.url.rpartition(":")[2])), timeout=WAIT)
 
     def client(self, key: str = "none", **options: Any) -> openai.OpenAI:
         return openai.OpenAI(base_url=f"{self.url}/v1", api_key=key, max_retries=0, timeout=WAIT, **options)
@@ -73,6 +78,14 @@ def shared_text(pair: Pair, limits: ServerLimits) -> ServedModels:
     )
 
 
+def until(true: Callable[[], bool], seconds: float = WAIT) -> None:
+    """Wait until a condition holds."""
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
 class Gate:
     """A stop function that holds the engine at a row's first token until it is opened."""
 
@@ -85,4 +98,8 @@ class Gate:
         return False
 
 
-__all__ = ["Gate", "Site", "load_pair", "load_speaker", "running", "shared_text", "text_models"]
+def post(line: socket.socket, path: str, body: dict[str, Any]) -> None:
+    """Send a request on a connection, whose answer need not be read."""
+    content = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    line.sendall(head.encode() + content)

@@ -87,7 +87,7 @@ class ModelWorker:
     def queued(self) -> int:
         """Jobs that wait."""
         with self._changed:
-            return len(self._jobs)
+            return sum(not job.cancelled for job in self._jobs)
 
     @property
     def busy(self) -> int:
