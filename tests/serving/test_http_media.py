@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 import mmspec
+from mmspec.serving.http.endpoints.speech import longest_sound
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
 from mmspec.speech.sound.files import sound_bytes
@@ -113,6 +114,13 @@ def test_pcm_is_streamed_as_it_is_made(site, client):
     wave = expected.waveforms[0].clamp(-1, 1 - 1 / 32768).numpy()
     assert len(samples) == len(wave)
     assert np.abs(samples - wave).max() <= 1 / 32768
+
+
+def test_the_servers_limit_holds_for_sound_without_a_length(site):
+    model = site.models.speech.loaded.model
+    assert longest_sound(model, 0.2) == 0.2
+    assert longest_sound(model, 3600.0) is None
+    assert longest_sound("of several networks", 0.2) is None
 
 
 def test_speech_is_refused_by_name(client):

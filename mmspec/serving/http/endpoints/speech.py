@@ -16,11 +16,13 @@ from mmspec.serving.http.models import SpeechServed
 from mmspec.serving.http.schemas.media import SpeechBody
 from mmspec.serving.http.waiting import answer, wake
 from mmspec.serving.http.worker import WorkerJob
+from mmspec.speech.families.base import SpeechModel
 from mmspec.speech.generation import synthesize
 from mmspec.speech.sound.files import sound_bytes
 from mmspec.speech.sound.speech import Speech
 
 router = APIRouter()
+_USUAL = 30  # seconds that `synthesize` gives a model without a bound of its own
 _MEDIA = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
 
 
@@ -49,13 +51,27 @@ async def synthesize_text(body: SpeechBody, request: Request) -> Response:
         sound = _PcmStream(state, served, body, seed)
         first = await answer(request, sound.first(), state.limits.timeout)
         return StreamingResponse(sound.rest(first), media_type=_MEDIA["pcm"], headers=headers)
-    out: Speech = await worked(request, served, lambda job: _synthesize(served, body, seed, job))
+    out: Speech = await worked(request, served, lambda job: _synthesize(served, body, seed, job, state.limits.max_seconds))
     state.metrics.add(served.id, [out.stats])
     file = await asyncio.to_thread(sound_bytes, out.waveforms[0], out.sample_rate, body.response_format)
     return Response(file, media_type=_MEDIA[body.response_format], headers=headers)
 
 
-def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: WorkerJob, on_sound: Any = None) -> Speech:
+def longest_sound(model: Any, most: float) -> float | None:
+    """Return the bound of a sound whose request gives none: `most`, if the model's own is longer, else None.
+
+    Args:
+        model: a speech model.
+        most: the server's limit in seconds.
+    """
+    if not isinstance(model, SpeechModel):  # of several networks: its own bound holds
+        return None
+    own = min((steps for steps in (model.usual, model.longest) if steps), default=round(_USUAL * model.pace) + model.lead)
+    return most if (own - model.lead) / model.pace > most else None
+
+
+def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: WorkerJob, most: float, on_sound: Any = None) -> Speech:
+    seconds = longest_sound(served.loaded.model, most) if body.max_seconds is None else body.max_seconds
     return synthesize(
         served.loaded.model,
         [body.input],
@@ -65,7 +81,7 @@ def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: WorkerJo
         temperature=body.temperature,
         top_k=body.top_k,
         top_p=body.top_p,
-        max_seconds=body.max_seconds,
+        max_seconds=seconds,
         on_sound=on_sound,
         on_step=job.on_step,
     )
@@ -94,11 +110,14 @@ class _PcmStream:
         loop, rate = asyncio.get_running_loop(), served.loaded.model.rate
         self.until = loop.time() + state.limits.timeout
 
+        def put(piece: bytes | None) -> None:
+            wake(loop, self.pieces.put_nowait, piece)
+
         def run(job: WorkerJob) -> Speech:
             try:
-                return _synthesize(served, body, seed, job, lambda _, piece: wake(loop, self.pieces.put_nowait, pcm_bytes(piece, rate)))
+                return _synthesize(served, body, seed, job, state.limits.max_seconds, lambda _, piece: put(pcm_bytes(piece, rate)))
             finally:
-                wake(loop, self.pieces.put_nowait, None)
+                put(None)
 
         self.job = submitted(served, run)
 
