@@ -17,6 +17,7 @@ from mmspec.core.stopping import Stop
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
+from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.scheduler import EngineCounts, Scheduler
 from mmspec.serving.text_model import TextModel, TextOptions
@@ -142,6 +143,11 @@ class Engine:
         with self._changed:
             return len(self._waiting)
 
+    @property
+    def open(self) -> bool:
+        """True while requests are taken."""
+        return not self._closed
+
     def close(self, cancel: bool = False) -> None:
         """End the engine; no request is lost: each is finished, or cancelled.
 
@@ -165,7 +171,7 @@ class Engine:
         if self._broken is not None:
             raise RuntimeError(f"the engine's thread has ended: {self._broken}")
         if self._closed:
-            raise RuntimeError("the engine is closed: make another one")
+            raise EngineClosed("the engine is closed: make another one")
 
     def _drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""

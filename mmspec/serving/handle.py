@@ -34,6 +34,7 @@ class RequestHandle:
         self._state = Condition()
         self.submitted = monotonic()
         self._latency: float | None = None
+        self._watchers: list[Callable[[], object]] = []
         self._ended = False
         self._error: BaseException | None = None
 
@@ -56,6 +57,17 @@ class RequestHandle:
     def cancel(self) -> None:
         """End the request before the next round. Nothing happens if it has ended."""
         self.cancelled = True
+
+    def watch(self, changed: Callable[[], object]) -> None:
+        """Have a function called when there are new tokens and at the end, such as to wake a coroutine.
+
+        Args:
+            changed: called without arguments in the engine's thread, so it should return at once and raise nothing; and once by this
+                method, as there may be tokens already.
+        """
+        with self._state:
+            self._watchers.append(changed)
+        changed()
 
     def result(self, timeout: float | None = None) -> Generation:
         """Wait for the end of the request.
@@ -126,6 +138,7 @@ class RequestHandle:
             self._tokens += values[max(0, len(self._tokens) - self._seen) :]
             self._seen += len(values)
             self._state.notify_all()
+        self._tell()
 
     def restart(self) -> None:
         """Begin a second run, which commits the same tokens: noise depends on the seed and output positions alone."""
@@ -141,10 +154,17 @@ class RequestHandle:
             if not self._ended:
                 self._ended, self._error, self._latency = True, error, monotonic() - self.submitted
                 self._state.notify_all()
+        self._tell()
 
     def drop(self) -> None:
         """End the request as cancelled."""
         self.end(CancelledError("the request was cancelled"))
+
+    def _tell(self) -> None:
+        with self._state:
+            watchers = list(self._watchers)
+        for changed in watchers:
+            changed()
 
 
 def _row_of(committed: Committed, row: int) -> Committed:

@@ -136,6 +136,15 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
     explain = {name: values for name, values in text.items() if name != "--repetition-penalty"} | prompts
     explain |= {"--repeats": (*BAD_INTS, "0"), "--batch-size": (*BAD_INTS, "0"), "--reference": model}
     explain |= {"--output": _outputs(folder, ".json"), "--html": _outputs(folder, ".html")}
+    serving = {
+        "--text": model,
+        "--drafter": BAD_NAMES,
+        "--draft-length": BAD_LENGTHS,
+        "--port": (*BAD_INTS, "65536"),
+        "--host": ("no.such.host.invalid", ""),
+        **dict.fromkeys(("--max-rows", "--max-queue", "--max-tokens", "--max-inputs", "--max-body"), (*BAD_INTS, "0")),
+        **dict.fromkeys(("--timeout", "--grace", "--max-seconds"), BAD_FLOATS),
+    }
     return {
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
         "text --input": (
@@ -157,6 +166,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "check": (["--limit", "1"], checks),
         "bench": (["--limit", "1"], bench),
         "explain": (["--limit", "1", "--max-new-tokens", "2"], explain),
+        "serve": (["--text", "mini", "--port", "70000"], serving),  # a port that there is not: nothing is served
         "demo": (["--quick"], {"--out": _outputs(folder, ".html"), "--device": BAD_DEVICES, "--seed": SEED}),
         "models": ([], {"--seed": SEED, "--device": BAD_DEVICES, "--sped": ("1",), "--json": ("x", "1")}),
         "recipe": ([], {"--copy": ("nowhere", ""), "--path": ("nope", "../../etc/passwd")}),

@@ -1,0 +1,136 @@
+"""`mmspec serve`: models behind an HTTP server in the shapes of the OpenAI API."""
+
+import sys
+from typing import Annotated, Any
+
+from mmspec.commands import common
+from mmspec.commands.common import HOW, WHAT, option
+
+EXAMPLES = """Examples:
+
+\b
+  mmspec serve --text mini
+  mmspec serve --text ./big --drafter ./small --max-rows 16 --port 9000
+  mmspec serve --text mini --image mini --speech mini --drafter speech=vadusa
+  mmspec serve --recognizer openai/whisper-base --drafter lookup
+  MMSPEC_API_KEYS=one,two mmspec serve --recommender ./shop --host 0.0.0.0
+"""
+SERVER, LIMITS = "Server", "Limits"
+_TEXT = "Language model: mini, a folder, a GGUF file or a hub name. At /v1/completions and /v1/chat/completions."
+_IMAGE = "Image model, as of mmspec image. At /v1/images/generations."
+_SPEECH = "Text-to-speech model, as of mmspec speech. At /v1/audio/speech."
+_RECOGNIZER = "Recogniser, as of mmspec transcribe. At /v1/audio/transcriptions."
+_RECOMMENDER = "Recommender, as of mmspec recommend. At /v1/recommendations."
+_DRAFTER = "As of the command for that kind of model; KIND=NAME, such as text=lookup, if several models are served. May be repeated."
+_HOST = "Address to listen on; 127.0.0.1 by default, which other machines cannot reach."
+_BODY = "Largest body in bytes; 33554432 by default. Larger ones get 413."
+_SOUND = "Longest recording, and longest sound that is made; 3600 by default."
+_TIMEOUT = "Seconds that a request may take; 300 by default. Then it is cancelled and gets 504."
+_GRACE = "Seconds that running requests may take to finish after SIGTERM or Ctrl+C; 10 by default. Then they are cancelled."
+_INPUTS = "Most outputs of one request (prompts times n, pictures, histories); 16 by default."
+
+
+def serve(
+    text: Annotated[str | None, option(WHAT, _TEXT, metavar="PATH")] = None,
+    image: Annotated[str | None, option(WHAT, _IMAGE, metavar="PATH")] = None,
+    speech: Annotated[str | None, option(WHAT, _SPEECH, metavar="PATH")] = None,
+    recognizer: Annotated[str | None, option(WHAT, _RECOGNIZER, metavar="PATH")] = None,
+    recommender: Annotated[str | None, option(WHAT, _RECOMMENDER, metavar="PATH")] = None,
+    device: common.DEVICE = None,
+    dtype: common.DTYPE = None,
+    drafter: Annotated[list[str] | None, option(HOW, _DRAFTER, metavar="[KIND=]NAME")] = None,
+    draft_length: common.LENGTH = None,
+    tree: common.TREE = None,
+    host: Annotated[str, option(SERVER, _HOST, metavar="NAME")] = "127.0.0.1",
+    port: Annotated[int, option(SERVER, "Port; 8000 by default, 0 for a free one.", metavar="N")] = 8000,
+    grace: Annotated[float, option(SERVER, _GRACE, metavar="S")] = 10.0,
+    max_rows: Annotated[int, option(LIMITS, "Text requests that run at a time; 8 by default.", metavar="N")] = 8,
+    max_queue: Annotated[int, option(LIMITS, "Requests of a model that wait; 256 by default. Others get 429.", metavar="N")] = 256,
+    max_tokens: Annotated[int, option(LIMITS, "Most new tokens of a text request; 1024 by default.", metavar="N")] = 1024,
+    max_inputs: Annotated[int, option(LIMITS, _INPUTS, metavar="N")] = 16,
+    max_body: Annotated[int, option(LIMITS, _BODY, metavar="N")] = 32 * 2**20,
+    max_seconds: Annotated[float, option(LIMITS, _SOUND, metavar="S")] = 3600.0,
+    timeout: Annotated[float, option(LIMITS, _TIMEOUT, metavar="S")] = 300.0,
+    as_json: common.JSON = False,
+    verbose: common.VERBOSE = False,
+) -> None:
+    """Serve models over HTTP, in the shapes of the OpenAI API: the outputs of the other commands, many requests at a time."""
+    given = dict(locals())
+    _check_installed()
+    from mmspec.serving.http.options import ServerLimits, ServerOptions, api_keys
+
+    names = ("max_rows", "max_queue", "max_tokens", "max_inputs", "max_body", "max_seconds", "timeout")
+    limits = ServerLimits(**{name: given[name] for name in names})
+    options = ServerOptions(host, port, limits, api_keys(), grace)
+    kinds = {kind: given[kind] for kind in ("text", "image", "speech", "recognizer", "recommender") if given[kind] is not None}
+    if not kinds:
+        raise ValueError("no model: give --text, --image, --speech, --recognizer or --recommender")
+    drafters = _drafters(drafter or [], list(kinds))
+    if text is None:
+        common.refuse_unread(
+            "is for text models: give --text too, or leave it out", "--draft-length", "--tree", "--max-rows", "--max-tokens"
+        )
+    _serve(given, kinds, drafters, options)
+
+
+def _check_installed() -> None:
+    """Raise ImportError, in one line, without the optional dependencies."""
+    try:
+        import fastapi  # noqa: F401
+        import prometheus_client  # noqa: F401
+        import python_multipart  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise ImportError(f"mmspec serve needs {error.name}: pip install mmspec[serve]") from None
+
+
+def _drafters(given: list[str], kinds: list[str]) -> dict[str, str]:
+    """Return the drafters by kind of model."""
+    found: dict[str, str] = {}
+    for word in given:
+        kind, equals, name = word.partition("=")
+        if not equals or kind not in ("text", "image", "speech", "recognizer", "recommender"):
+            kind, name = kinds[0], word
+            if len(kinds) > 1:
+                raise ValueError(f"--drafter {word} is for one of several models: give KIND=NAME, such as {kinds[0]}={word}")
+        if kind not in kinds:
+            raise ValueError(f"--drafter {word} is for a {kind} model, and none is served: give --{kind} too")
+        if kind in found:
+            raise ValueError(f"--drafter was given twice for the {kind} model: give one")
+        found[kind] = name
+    return found
+
+
+def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], options: Any) -> None:
+    common.begin(given["verbose"])
+    from rich.console import Console
+
+    from mmspec.serving.http.endpoints.app import create_app
+    from mmspec.serving.http.loading import ModelNames, load_served
+    from mmspec.serving.http.server import address_of, bound_socket, serve_app
+
+    with bound_socket(options) as bound:
+        shared = {"device": given["device"] or "auto", "dtype": given["dtype"] or "float32"}
+        config = None
+        if "text" in kinds:
+            words = {"model": kinds["text"], "drafter": drafters.get("text"), "draft_length": given["draft_length"], "tree": given["tree"]}
+            config = common.config_of(words | shared)
+        others = {kind: name for kind, name in kinds.items() if kind != "text"}
+        with Console(stderr=True).status("loading") as status:
+            models = load_served(
+                ModelNames(config, others, drafters, **shared), options.limits, lambda name: status.update(f"loading {name}")
+            )
+        app = create_app(models, options.limits, options.keys)
+        bound.listen()
+        url, ids = address_of(bound), {kind: served.id for kind, served in models.all.items()}
+        if given["as_json"]:
+            common.emit({"url": url, "models": ids, "keys": len(options.keys)})
+            sys.stdout.flush()  # the process goes on
+        _tell(url, ids, options)
+        serve_app(app, bound, options)
+
+
+def _tell(url: str, ids: dict[str, str], options: Any) -> None:
+    common.note(f"{', '.join(f'{kind} {name}' for kind, name in ids.items())} at {url}; Ctrl+C ends the server")
+    if not options.keys and options.host not in ("127.0.0.1", "::1", "localhost"):
+        common.note("no API key is asked for: set MMSPEC_API_KEYS before others can reach this address")

@@ -1,0 +1,55 @@
+"""The application: all endpoints behind the gate."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
+from starlette.routing import Route
+
+from mmspec.serving.http.endpoints import images, recommendations, speech, status, text, transcriptions
+from mmspec.serving.http.endpoints.shared import ServerState
+from mmspec.serving.http.errors import install_handlers
+from mmspec.serving.http.gate import RequestGate
+from mmspec.serving.http.metrics import ServerMetrics
+from mmspec.serving.http.models import ServedModels
+from mmspec.serving.http.options import ServerLimits
+from mmspec.utils.version import __version__
+
+_ROUTERS = {
+    "text": text.router,
+    "image": images.router,
+    "speech": speech.router,
+    "recognizer": transcriptions.router,
+    "recommender": recommendations.router,
+}
+
+
+def create_app(models: ServedModels, limits: ServerLimits | None = None, keys: tuple[str, ...] = ()) -> FastAPI:
+    """Make the application for some models. It closes them when it is shut down.
+
+    Args:
+        models: the models.
+        limits: bounds of requests; the defaults if None.
+        keys: accepted API keys; none means that no key is asked for.
+
+    Returns:
+        An ASGI application.
+    """
+    limits, metrics = ServerLimits() if limits is None else limits, ServerMetrics()
+    for served in models.all.values():
+        metrics.watch(served.id, lambda served=served: served.queued, lambda served=served: served.running)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(models.close)
+
+    app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
+    app.state.server = ServerState(models, limits, metrics)
+    install_handlers(app)
+    for router in (status.router, *_ROUTERS.values()):
+        app.include_router(router)
+    paths = frozenset(route.path for router in (status.router, *_ROUTERS.values()) for route in router.routes if isinstance(route, Route))
+    app.add_middleware(RequestGate, limits=limits, keys=keys, metrics=metrics, paths=paths)
+    return app

@@ -1,0 +1,173 @@
+"""`/v1/completions` and `/v1/chat/completions`."""
+
+import json
+import secrets
+from collections.abc import Callable
+from time import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from fastapi.responses import Response, StreamingResponse
+from jinja2 import TemplateError
+from starlette.concurrency import run_in_threadpool
+from torch import Tensor
+
+from mmspec.serving.http.choices import Choices, TextChoice, checked_ids, most_tokens, seed_of
+from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, server_state, text_events
+from mmspec.serving.http.errors import ApiError, api_error
+from mmspec.serving.http.models import TextServed
+from mmspec.serving.http.schemas.text import ChatBody, CompletionBody, TextBody
+from mmspec.serving.http.waiting import all_ended, answer
+
+router = APIRouter()
+COMPLETION_TOKENS = 16
+"""New tokens of a completion that does not say how many, as OpenAI's."""
+
+
+@router.post("/v1/completions")
+async def complete(body: CompletionBody, request: Request) -> Response:
+    """Continue prompts.
+
+    Args:
+        body: the request.
+        request: its connection.
+
+    Returns:
+        The completions, or a stream of them.
+
+    Raises:
+        ApiError: for what is wrong with the request.
+    """
+    state = server_state(request)
+    served: TextServed = state.models.find("text", body.model)
+    head = _head("cmpl", "text_completion", served.id)
+
+    def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
+        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+
+    def start() -> Choices:
+        check_count(state, len(body.prompts) * body.n)
+        prompts = [_completion_ids(served, prompt) for prompt in body.prompts]
+        most = [most_tokens(served, ids, body.max_tokens, COMPLETION_TOKENS, state.limits) for ids in prompts]
+        return Choices(served, prompts, body, most, seed_of(body.seed))
+
+    return await _respond(request, body, start, head, head, row, None)
+
+
+@router.post("/v1/chat/completions")
+async def chat(body: ChatBody, request: Request) -> Response:
+    """Answer a chat, through the chat template of the model's tokenizer.
+
+    Args:
+        body: the request.
+        request: its connection.
+
+    Returns:
+        The answers, or a stream of them.
+
+    Raises:
+        ApiError: for what is wrong with the request.
+    """
+    state = server_state(request)
+    served: TextServed = state.models.find("text", body.model)
+    head = _head("chatcmpl", "chat.completion", served.id)
+    chunks = head | {"object": "chat.completion.chunk"}
+
+    def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
+        shared = {"index": choice.index, "logprobs": None, "finish_reason": reason}
+        if body.stream:
+            return shared | {"delta": {"content": text} if text else {}}
+        return shared | {"message": {"role": "assistant", "content": text}}
+
+    def opening(choice: TextChoice) -> dict[str, Any]:
+        first = {"index": choice.index, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
+        return chunks | {"choices": [first]}
+
+    def start() -> Choices:
+        check_count(state, body.n)
+        ids = _chat_ids(served, body)
+        asked, name = _asked_tokens(body)
+        most = most_tokens(served, ids, asked, state.limits.max_tokens, state.limits, name)
+        return Choices(served, [ids], body, [most], seed_of(body.seed))
+
+    return await _respond(request, body, start, head, chunks, row, opening)
+
+
+async def _respond(
+    request: Request,
+    body: TextBody,
+    start: Callable[[], Choices],
+    head: dict[str, Any],
+    chunk_head: dict[str, Any],
+    row: Callable[[TextChoice, str, str | None], dict[str, Any]],
+    opening: Callable[[TextChoice], dict[str, Any]] | None,
+) -> Response:
+    """Submit the outputs, and return the response or the stream."""
+    if body.stream_options is not None and not body.stream:
+        raise ApiError(400, "stream_options is for streams: leave it out, or send stream true", "stream_options")
+    state = server_state(request)
+    choices = await _submitted(start)
+    if not body.stream:
+        return await _whole(request, state, choices, head, row)
+    usage = body.stream_options is not None and body.stream_options.include_usage
+
+    def chunk(choice: TextChoice | None, text: str, reason: str | None) -> dict[str, Any]:
+        return chunk_head | {"choices": [] if choice is None else [row(choice, text, reason)]}
+
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(text_events(state, choices, chunk, opening, usage), media_type=EVENTS, headers=headers)
+
+
+async def _submitted(start: Callable[[], Choices]) -> Choices:
+    """Run `start` in a thread: tokenizers and checks of long prompts take their time."""
+    try:
+        return await run_in_threadpool(start)
+    except Exception as error:
+        raise api_error(error) from error
+
+
+async def _whole(request: Request, state: ServerState, choices: Choices, head: dict[str, Any], row: Callable[..., Any]) -> Response:
+    try:
+        await answer(request, all_ended(choices.handles), state.limits.timeout)
+        rows = [row(choice, choice.read(), choice.finish_reason) for choice in choices.all]
+    finally:
+        choices.cancel()
+        state.metrics.add(choices.served.id, choices.stats)
+    found = head | {"choices": rows, "usage": choices.usage(), "mmspec": choices.facts()}
+    return Response(json.dumps(found, ensure_ascii=False), media_type="application/json")
+
+
+def _head(kind: str, name: str, model: str) -> dict[str, Any]:
+    return {"id": f"{kind}-{secrets.token_hex(12)}", "object": name, "created": int(time()), "model": model}
+
+
+def _completion_ids(served: TextServed, prompt: str | list[int]) -> Tensor:
+    if not isinstance(prompt, str):
+        return checked_ids(served, prompt)
+    with served.lock:
+        ids = served.pair.tokenizer(prompt)["input_ids"]
+    if not ids:
+        raise ApiError(400, "the prompt is empty: it needs at least one token", "prompt")
+    return checked_ids(served, ids)
+
+
+def _chat_ids(served: TextServed, body: ChatBody) -> Tensor:
+    tokenizer = served.pair.tokenizer
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise ApiError(400, f"{served.id} has no chat template: use /v1/completions", "model", "no_chat_template")
+    said = [message.plain for message in body.messages]
+    try:
+        with served.lock:
+            ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
+    except TemplateError as error:
+        raise ApiError(400, f"the chat template refuses these messages: {error}", "messages") from None
+    return checked_ids(served, ids)
+
+
+def _asked_tokens(body: ChatBody) -> tuple[int | None, str]:
+    """The number of new tokens that a chat asks for, and the field it is in."""
+    if body.max_tokens is not None and body.max_completion_tokens is not None:
+        raise ApiError(400, "max_tokens and max_completion_tokens were both sent: send one of them", "max_tokens")
+    if body.max_completion_tokens is not None:
+        return body.max_completion_tokens, "max_completion_tokens"
+    return body.max_tokens, "max_tokens"

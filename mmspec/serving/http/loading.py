@@ -1,0 +1,120 @@
+"""Models by name for a server, each with the thread that runs it."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mmspec.loading.recsys import load_recommender
+from mmspec.loading.speech import load_speaker
+from mmspec.loading.text import load_pair
+from mmspec.loading.vision import check_decoder, drafting_method, load_image_model, with_image_drafter
+from mmspec.run.config import Config
+from mmspec.serving.engine import Engine
+from mmspec.serving.http.models import ImageServed, RecognizerServed, RecommenderServed, ServedModels, SpeechServed, TextServed
+from mmspec.serving.http.options import ServerLimits
+from mmspec.serving.http.worker import ModelWorker
+from mmspec.utils.devices import device_of
+
+
+@dataclass(frozen=True)
+class ModelNames:
+    """What a server loads.
+
+    Args:
+        text: settings of the language model and its drafter, as of `mmspec text`; None for no language model.
+        names: names of the others by kind: image, speech, recognizer, recommender.
+        drafters: names of their drafters by kind; those left out are the defaults of the other commands.
+        device: where they run.
+        dtype: of their weights.
+    """
+
+    text: Config | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    drafters: Mapping[str, str] = field(default_factory=dict)
+    device: str = "auto"
+    dtype: str = "float32"
+
+
+def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], Any] | None = None) -> ServedModels:
+    """Load all models of a server and start their threads.
+
+    Args:
+        names: what to load.
+        limits: bounds of rows and queues.
+        told: called with the name of each model before it is loaded.
+
+    Returns:
+        The models.
+
+    Raises:
+        ValueError, FileNotFoundError: for what cannot be loaded or served, in one line.
+    """
+    found: dict[str, Any] = {}
+    if names.text is not None:
+        _tell(told, names.text.target.path)
+        found["text"] = _text(names.text, limits)
+    for kind, name in names.names.items():
+        _tell(told, name)
+        found[kind] = _OTHERS[kind](name, names, ModelWorker(f"mmspec-{kind}", limits.max_queue))
+    return ServedModels(**found)
+
+
+def model_id(kind: str, name: str) -> str:
+    """Return the id that requests give for a model.
+
+    Args:
+        kind: its kind.
+        name: its name on the command line: the mini of a kind has the kind in its id, a local folder or file is called by its last part.
+    """
+    if name == "mini":
+        return f"mini-{kind}"
+    path = Path(name).expanduser()
+    return path.resolve().name if path.exists() else name
+
+
+def _tell(told: Callable[[str], Any] | None, name: str) -> None:
+    if told is not None:
+        told(name)
+
+
+def _text(config: Config, limits: ServerLimits) -> TextServed:
+    pair, section = load_pair(config), config.drafter
+    options = {"accept": pair.accept, "draft_length": section.length, "tree": section.tree}
+    engine = Engine(pair.target, pair.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue, **options)
+    return TextServed(model_id("text", pair.name), pair, engine)
+
+
+def _image(name: str, names: ModelNames, worker: ModelWorker) -> ImageServed:
+    drafter = names.drafters.get("image")
+    loaded = load_image_model(name, names.dtype, device_of(names.device))
+    check_decoder(loaded)
+    loaded = with_image_drafter(loaded, drafter)
+    return ImageServed(model_id("image", name), loaded, worker, drafting_method(loaded, [None], drafter))
+
+
+def _speech(name: str, names: ModelNames, worker: ModelWorker) -> SpeechServed:
+    loaded = load_speaker(name, names.drafters.get("speech"), names.dtype, device_of(names.device))
+    return SpeechServed(model_id("speech", name), loaded, worker)
+
+
+def _recognizer(name: str, names: ModelNames, worker: ModelWorker) -> RecognizerServed:
+    from mmspec.loading.hearing import load_transcriber
+
+    if name == "mini":
+        raise ValueError("recognizer is mini, but no recogniser ships with mmspec: give a folder or a hub name")
+    loaded = load_transcriber(name, names.drafters.get("recognizer", "none"), names.device, names.dtype)
+    return RecognizerServed(model_id("recognizer", name), loaded, worker)
+
+
+def _recommender(name: str, names: ModelNames, worker: ModelWorker) -> RecommenderServed:
+    loaded = load_recommender(name, None, names.drafters.get("recommender"), names.dtype, device_of(names.device))
+    return RecommenderServed(model_id("recommender", name), loaded, worker)
+
+
+_OTHERS: dict[str, Callable[[str, ModelNames, ModelWorker], Any]] = {
+    "image": _image,
+    "speech": _speech,
+    "recognizer": _recognizer,
+    "recommender": _recommender,
+}

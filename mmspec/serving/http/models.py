@@ -1,0 +1,211 @@
+"""The models of a server: what each needs to answer requests, and finding one by its id."""
+
+from dataclasses import dataclass, field, fields
+from threading import Lock
+from time import time
+from typing import Any, Protocol
+
+from mmspec.loading.recsys import Recommender
+from mmspec.loading.speech import Speaker
+from mmspec.loading.text import Pair
+from mmspec.loading.vision import Loaded
+from mmspec.serving.engine import Engine
+from mmspec.serving.http.errors import ApiError
+from mmspec.serving.http.worker import ModelWorker
+
+
+class ServedModel(Protocol):
+    """A model that answers requests."""
+
+    @property
+    def id(self) -> str:
+        """The name that requests give."""
+        ...
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        ...
+
+    @property
+    def running(self) -> int:
+        """Requests that run."""
+        ...
+
+    @property
+    def alive(self) -> bool:
+        """False once it can answer no more."""
+        ...
+
+    def close(self) -> None:
+        """Cancel all requests and end its thread."""
+        ...
+
+
+@dataclass(frozen=True)
+class TextServed:
+    """A language model.
+
+    Args:
+        id: the name that requests give.
+        pair: target, drafter and tokenizer.
+        engine: what generates.
+    """
+
+    id: str
+    pair: Pair
+    engine: Engine
+    lock: Lock = field(default_factory=Lock, repr=False)  # of the tokenizer, whose padding state is shared
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for a row."""
+        return self.engine.queued
+
+    @property
+    def running(self) -> int:
+        """Requests that have a row."""
+        return self.engine.rows
+
+    @property
+    def alive(self) -> bool:
+        """False once the engine has ended."""
+        return self.engine.open
+
+    def close(self) -> None:
+        """Cancel all requests and end the engine."""
+        self.engine.close(cancel=True)
+
+
+@dataclass(frozen=True)
+class WorkerServed:
+    """A model whose requests run one by one.
+
+    Args:
+        id: the name that requests give.
+        loaded: the model with what goes with it: `Loaded` (images), `Speaker`, `Pair` (a recogniser) or `Recommender`.
+        worker: runs its requests.
+    """
+
+    id: str
+    loaded: Any
+    worker: ModelWorker
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self.worker.queued
+
+    @property
+    def running(self) -> int:
+        """1 or 0."""
+        return self.worker.busy
+
+    @property
+    def alive(self) -> bool:
+        """False once the worker has ended."""
+        return self.worker.alive
+
+    def close(self) -> None:
+        """Cancel all requests and end the worker."""
+        self.worker.close()
+
+
+@dataclass(frozen=True)
+class ImageServed(WorkerServed):
+    """An image model.
+
+    Args:
+        method: the method of `mmspec.vision.generate`.
+    """
+
+    loaded: Loaded
+    method: str = "plain"
+
+
+@dataclass(frozen=True)
+class SpeechServed(WorkerServed):
+    """A text-to-speech model."""
+
+    loaded: Speaker
+
+
+@dataclass(frozen=True)
+class RecognizerServed(WorkerServed):
+    """A speech recogniser."""
+
+    loaded: Pair
+
+
+@dataclass(frozen=True)
+class RecommenderServed(WorkerServed):
+    """A recommender."""
+
+    loaded: Recommender
+
+
+@dataclass(frozen=True)
+class ServedModels:
+    """The models of a server, at most one a kind.
+
+    Args:
+        text, image, speech, recognizer, recommender: the models; None for those that are not served.
+        created: when they were loaded, in seconds since 1970.
+
+    Raises:
+        ValueError: for no model, and for two models of one id.
+    """
+
+    text: TextServed | None = None
+    image: ImageServed | None = None
+    speech: SpeechServed | None = None
+    recognizer: RecognizerServed | None = None
+    recommender: RecommenderServed | None = None
+    created: int = field(default_factory=lambda: int(time()))
+
+    def __post_init__(self) -> None:
+        ids = [served.id for served in self.all.values()]
+        if not ids:
+            raise ValueError("no model: give at least one of " + ", ".join(KINDS))
+        if twice := [name for name in ids if ids.count(name) > 1]:
+            raise ValueError(f"two models have the id {twice[0]!r}: rename one of the folders")
+
+    @property
+    def all(self) -> dict[str, ServedModel]:
+        """The models by kind."""
+        found = {kind: getattr(self, kind) for kind in KINDS}
+        return {kind: served for kind, served in found.items() if served is not None}
+
+    @property
+    def alive(self) -> bool:
+        """True while all models can answer."""
+        return all(served.alive for served in self.all.values())
+
+    def find(self, kind: str, name: str | None) -> Any:
+        """Return the model of an endpoint.
+
+        Args:
+            kind: one of `KINDS`.
+            name: the id in the request; None for the endpoint's model.
+
+        Returns:
+            The model.
+
+        Raises:
+            ApiError: 404, for another id, and for a kind that is not served.
+        """
+        served = getattr(self, kind)
+        if served is None:
+            raise ApiError(404, f"this server has no {kind} model", "model", "model_not_found")
+        if name not in (None, served.id):
+            raise ApiError(404, f"the model {name[:100]!r} does not exist: this endpoint has {served.id!r}", "model", "model_not_found")
+        return served
+
+    def close(self) -> None:
+        """Cancel all requests and end all threads."""
+        for served in self.all.values():
+            served.close()
+
+
+KINDS = tuple(each.name for each in fields(ServedModels) if each.name != "created")
+"""Kinds of models: options of `mmspec serve`, and attributes of `ServedModels`."""

@@ -1,0 +1,158 @@
+"""Bodies of `/v1/completions` and `/v1/chat/completions`."""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from mmspec.serving.http.schemas.base import ApiBody, Seed, Temperature, Text, TopK, TopP
+
+_UNUSED: dict[str, tuple[Any, ...]] = {
+    "frequency_penalty": (None, 0),
+    "presence_penalty": (None, 0),
+    "logit_bias": (None, {}),
+}
+STOPS = 16
+"""Most stop strings of a request."""
+Stop = Annotated[Text, Field(min_length=1, max_length=256)]
+
+
+class StreamOptions(BaseModel):
+    """Options of a stream.
+
+    Attributes:
+        include_usage: send the token counts in a last chunk.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    include_usage: bool = False
+
+
+class TextBody(ApiBody):
+    """What completions and chats share.
+
+    Attributes:
+        n: outputs of each prompt; output i draws with seed + i.
+        seed: of the noise; drawn at random where it is left out, and told in the response.
+        temperature: 0 is greedy decoding.
+        top_p, top_k, repetition_penalty: as in `mmspec.text.generate`.
+        stop: ends an output before the first of these strings.
+        stream: send the text as it is committed.
+        stream_options: options of the stream.
+    """
+
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: Seed | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("n", "stream", mode="before")
+    @classmethod
+    def null_is_left_out(cls, value: Any, info: Any) -> Any:
+        """Take null as the default, as OpenAI does.
+
+        Args:
+            value: what was sent.
+            info: which field.
+
+        Returns:
+            The value.
+        """
+        return cls.model_fields[info.field_name].default if value is None else value
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class CompletionBody(TextBody):
+    """The body of `/v1/completions`.
+
+    Attributes:
+        prompt: a text, several, the ids of one, or those of several.
+        max_tokens: most new tokens; 16 by default, as OpenAI's.
+    """
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_UNUSED,
+        "logprobs": (None,),
+        "echo": (None, False),
+        "suffix": (None,),
+        "best_of": (None, 1),
+    }
+
+    prompt: Text | list[Text] | list[int] | list[list[int]]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts, one an entry."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        if self.prompt and isinstance(self.prompt[0], int):
+            return [[each for each in self.prompt if isinstance(each, int)]]
+        return [each for each in self.prompt if not isinstance(each, int)]
+
+
+class TextPart(BaseModel):
+    """A part of a message's content.
+
+    Attributes:
+        type: "text", the only kind that this server reads.
+        text: the text.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    type: Literal["text"]
+    text: Text
+
+
+class ChatMessage(BaseModel):
+    """A message of a chat.
+
+    Attributes:
+        role: who says it, as the model's chat template names it.
+        content: what is said.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Text | list[TextPart]
+
+    @property
+    def plain(self) -> dict[str, str]:
+        """The message as chat templates take it."""
+        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return {"role": self.role, "content": text}
+
+
+class ChatBody(TextBody):
+    """The body of `/v1/chat/completions`.
+
+    Attributes:
+        messages: the chat so far.
+        max_tokens, max_completion_tokens: most new tokens, two names of one field; by default what the server and the model allow.
+    """
+
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        **_UNUSED,
+        "logprobs": (None, False),
+        "top_logprobs": (None, 0),
+        "tools": (None, []),
+        "tool_choice": (None, "none"),
+        "response_format": (None, {"type": "text"}),
+        "store": (None, False),
+    }
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -1,0 +1,114 @@
+"""The command `mmspec serve`: it starts, answers, and ends cleanly at a signal."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import httpx
+import openai
+import pytest
+
+from mmspec.cli import app
+from mmspec.commands.serve import _drafters
+from mmspec.serving.http.loading import model_id
+from mmspec.serving.http.options import ServerOptions
+from mmspec.serving.http.server import address_of, bound_socket
+from tests.commands import ROOT
+from tests.serving.web import WAIT
+
+
+def started(*words):
+    """A server in a process of its own, and its address."""
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "MMSPEC_API_KEYS": "key"}
+    command = [sys.executable, "-m", "mmspec.cli", "serve", *words, "--port", "0", "--json", "--device", "cpu"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+    line = process.stdout.readline()
+    if not line:
+        raise AssertionError(process.communicate()[1])
+    return process, json.loads(line)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_lets_running_requests_finish(number):
+    process, told = started("--text", "mini", "--drafter", "lookup")
+    try:
+        assert (told["models"], told["keys"]) == ({"text": "mini-text"}, 1)
+        client = openai.OpenAI(base_url=f"{told['url']}/v1", api_key="key", max_retries=0, timeout=WAIT)
+        options = {"model": "mini-text", "prompt": "Once upon a time", "max_tokens": 100, "seed": 1, "temperature": 0.8}
+        whole = client.completions.create(**options).choices[0].text
+        events = iter(client.completions.create(**options, stream=True))
+        text = next(events).choices[0].text
+        process.send_signal(number)
+        text += "".join(chunk.choices[0].text for chunk in events)
+        assert text == whole
+        out, err = process.communicate(timeout=WAIT)
+        assert (process.returncode, out) == (0, "")
+        assert err.splitlines() == [f"text mini-text at {told['url']}; Ctrl+C ends the server"]
+    finally:
+        process.kill()
+
+
+def test_what_does_not_end_within_the_grace_is_cancelled():
+    process, told = started("--text", "mini", "--grace", "1", "--max-tokens", "400", "--draft-length", "0")
+    try:
+        body = {"prompt": ["Once"] * 16, "max_tokens": 400, "temperature": 2.0, "stream": True, "n": 1}
+        headers = {"Authorization": "Bearer key"}
+        with httpx.stream("POST", f"{told['url']}/v1/completions", json=body, headers=headers, timeout=WAIT) as answer:
+            assert answer.status_code == 200
+            lines = answer.iter_lines()
+            next(lines)
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(httpx.HTTPError):  # the connection may be closed
+                list(lines)
+        process.communicate(timeout=WAIT)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+
+
+def refused(capsys, *words, code=2):
+    """The line on stderr."""
+    with pytest.raises(SystemExit) as end:
+        app(["serve", *words])
+    said = capsys.readouterr()
+    assert (end.value.code, said.out) == (code, "")
+    assert len(said.err.splitlines()) == 1
+    return said.err
+
+
+def test_wrong_command_lines(capsys, monkeypatch):
+    assert "no model: give --text" in refused(capsys)
+    assert "max_rows is 0" in refused(capsys, "--text", "mini", "--max-rows", "0")
+    assert "port is 70000" in refused(capsys, "--text", "mini", "--port", "70000")
+    assert "give KIND=NAME, such as text=lookup" in refused(capsys, "--text", "mini", "--speech", "mini", "--drafter", "lookup")
+    assert "none is served" in refused(capsys, "--speech", "mini", "--drafter", "text=lookup")
+    assert "--max-rows is for text models" in refused(capsys, "--speech", "mini", "--max-rows", "2")
+    assert "no recogniser ships" in refused(capsys, "--recognizer", "mini", "--port", "0")
+    assert "unknown drafter 'lokup' (did you mean 'lookup'?)" in refused(capsys, "--text", "mini", "--drafter", "lokup", "--port", "0")
+    assert "reads more than one text" in refused(capsys, "--text", "vlm", "--port", "0")
+    assert "host is 'no.such.host.invalid'" in refused(capsys, "--text", "mini", "--host", "no.such.host.invalid")
+    with bound_socket(ServerOptions(port=0)) as taken:
+        taken.listen()
+        port = address_of(taken).rpartition(":")[2]
+        assert f"127.0.0.1 port {port} cannot be used" in refused(capsys, "--text", "mini", "--port", port)
+    monkeypatch.setenv("MMSPEC_API_KEYS", ",")
+    assert "MMSPEC_API_KEYS is set but holds no key" in refused(capsys, "--text", "mini")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    assert "pip install mmspec[serve]" in refused(capsys, "--text", "mini", code=1)
+
+
+def test_drafters_by_kind():
+    assert _drafters(["lookup"], ["text"]) == {"text": "lookup"}
+    assert _drafters(["text=lookup", "speech=vadusa"], ["text", "speech"]) == {"text": "lookup", "speech": "vadusa"}
+    assert _drafters(["./a=b"], ["text"]) == {"text": "./a=b"}
+    with pytest.raises(ValueError, match="given twice"):
+        _drafters(["lookup", "text=suffix"], ["text"])
+
+
+def test_ids_of_models(tmp_path):
+    assert model_id("speech", "mini") == "mini-speech"
+    assert model_id("text", str(tmp_path)) == tmp_path.name
+    assert model_id("recognizer", "openai/whisper-base") == "openai/whisper-base"

@@ -1,0 +1,341 @@
+"""`mmspec serve`: keys, limits, and clients that send nonsense, send too much, are slow or leave."""
+
+import asyncio
+import json
+import queue
+import threading
+import time
+from concurrent.futures import CancelledError
+
+import httpx
+import openai
+import pytest
+
+from mmspec.serving.closed import EngineClosed
+from mmspec.serving.http import choices, protocol
+from mmspec.serving.http.gate import RequestGate
+from mmspec.serving.http.metrics import ServerMetrics
+from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
+from mmspec.serving.http.worker import ModelWorker
+from tests.serving.web import WAIT, Gate, post, running, shared_text, text_models, until
+
+STORY = "Once upon a time"
+BODY = {"model": "mini-text", "prompt": STORY, "max_tokens": 4, "temperature": 0}
+
+
+@pytest.fixture(scope="module")
+def pair():
+    models = text_models()
+    yield models.text.pair
+    models.close()
+
+
+@pytest.fixture(scope="module")
+def site(pair):
+    limits = ServerLimits(max_rows=1, max_queue=1, max_body=20_000)
+    with running(shared_text(pair, limits), limits) as found:
+        yield found
+
+
+@pytest.fixture
+def held(site):
+    """The engine's only row is taken, until the test ends or opens the gate."""
+    engine, gate = site.models.text.engine, Gate()
+    ids = site.models.text.pair.tokenizer(STORY, return_tensors="pt")
+    handle = engine.submit({"input_ids": ids["input_ids"]}, max_new_tokens=4, stops=[gate])
+    assert gate.reached.wait(WAIT)
+    yield gate
+    gate.opened.set()
+    handle.result(WAIT)
+    until(lambda: not engine.rows and not engine.queued)
+
+
+def metric(site, name):
+    lines = httpx.get(f"{site.url}/metrics", timeout=WAIT).text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+# --- keys -------------------------------------------------------------------------------------------------------------
+
+
+def test_keys(pair):
+    limits = ServerLimits()
+    with running(shared_text(pair, limits), limits, keys=("first", "schlüssel")) as site:
+        for key in ("first", "other"):
+            client = site.client(key)
+            if key == "first":
+                assert client.completions.create(**BODY).choices
+            else:
+                with pytest.raises(openai.AuthenticationError) as refused:
+                    client.completions.create(**BODY)
+                assert refused.value.body["code"] == "invalid_api_key"
+                assert "other" not in str(refused.value)
+        headers = {"Authorization": "Bearer schlüssel".encode()}
+        assert httpx.get(f"{site.url}/v1/models", headers=headers, timeout=WAIT).status_code == 200
+        for headers in ({}, {"Authorization": "first"}, {"Authorization": "Basic first"}, {"Authorization": "Bearer first2"}):
+            assert httpx.get(f"{site.url}/metrics", headers=headers, timeout=WAIT).status_code == 401
+        assert httpx.get(f"{site.url}/health", timeout=WAIT).json() == {"status": "ok"}
+        large = httpx.post(f"{site.url}/v1/completions", content=b"x" * 2**22, timeout=WAIT)
+        assert large.status_code == 401  # before the body is read
+
+
+def test_keys_of_the_environment(monkeypatch):
+    monkeypatch.delenv(KEYS, raising=False)
+    assert api_keys() == ()
+    monkeypatch.setenv(KEYS, "one, two,")
+    assert api_keys() == ("one", "two")
+    monkeypatch.setenv(KEYS, " ,")
+    with pytest.raises(ValueError, match="holds no key"):
+        api_keys()
+
+
+def test_limits_are_checked():
+    for wrong in ({"max_rows": 0}, {"timeout": 0.0}, {"timeout": float("nan")}, {"max_body": -1}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            ServerLimits(**wrong)
+    for wrong, words in (({"port": 70_000}, "port is 70000"), ({"host": ""}, "host is empty"), ({"grace": -1.0}, "grace is -1")):
+        with pytest.raises(ValueError, match=words):
+            ServerOptions(**wrong)
+
+
+# --- nonsense, and too much -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("content", "status", "words"),
+    [
+        (b"", 400, "the body is missing"),
+        (b"{", 400, "not valid JSON"),
+        (b"[1]", 400, "the body"),
+        (b"null", 400, "the body"),
+        (b'{"prompt": "\xff"}', 400, "parsing the body"),
+        (b'{"prompt": "\\ud800"}', 400, "half of a surrogate pair"),
+        (b'{"prompt": "a", "\\ud800": 1}', 400, "unicode"),
+        (b'{"prompt": "a", "model": "\\ud800"}', 404, "does not exist"),
+        (b'{"prompt": NaN}', 400, "prompt"),
+        (b'{"prompt": "a", "temperature": NaN}', 400, "temperature"),
+        (b'{"prompt": "a", "seed": 1' + b"0" * 6000 + b"}", 400, "parsing the body"),
+        (b"[" * 15_000, 400, ""),
+        (b"x" * 20_001, 413, "20000 bytes"),
+    ],
+    ids=str,
+)
+def test_malformed_bodies(site, content, status, words):
+    out = httpx.post(f"{site.url}/v1/completions", content=content, headers={"Content-Type": "application/json"}, timeout=WAIT)
+    assert (out.status_code, words in out.json()["error"]["message"]) == (status, True), out.text
+    assert set(out.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def test_a_body_without_a_length_is_cut_off(site):
+    out = httpx.post(f"{site.url}/v1/completions", content=(b"x" * 1000 for _ in range(100)), timeout=WAIT)
+    assert out.status_code == 413
+
+
+def test_other_content_paths_and_methods(site):
+    assert httpx.post(f"{site.url}/v1/completions", content=json.dumps(BODY), timeout=WAIT).status_code == 400  # no content type
+    for method, path, status in (("GET", "/v1/completions", 405), ("POST", "/v1/nothing", 404), ("GET", "/docs", 404)):
+        out = httpx.request(method, f"{site.url}{path}", timeout=WAIT)
+        assert (out.status_code, out.json()["error"]["type"]) == (status, "invalid_request_error")
+    assert metric(site, 'mmspec_requests_total{endpoint="other"') >= 2
+
+
+def test_bytes_that_are_no_http(site):
+    with site.connect() as line:
+        line.sendall(b"\x16\x03\x01 no HTTP at all\r\n\r\n")
+        assert line.recv(100).startswith(b"HTTP/1.1 400")
+    assert site.client().completions.create(**BODY).choices
+
+
+def test_an_engine_that_has_ended(pair):
+    limits = ServerLimits()
+    with running(shared_text(pair, limits), limits) as found:
+        found.models.text.engine.close()
+        health = httpx.get(f"{found.url}/health", timeout=WAIT)
+        assert (health.status_code, health.json()) == (503, {"status": "failed"})
+        with pytest.raises(openai.InternalServerError) as refused:
+            found.client().completions.create(**BODY)
+        assert (refused.value.status_code, refused.value.body["code"]) == (503, "stopping")
+
+
+def test_what_fails_is_an_error_of_the_server(site, monkeypatch):
+    def failing(*_, **__):
+        raise FloatingPointError("logits of row 0 are not finite")
+
+    monkeypatch.setattr(site.models.text.engine, "submit", failing)
+    with pytest.raises(openai.InternalServerError) as refused:
+        site.client().completions.create(**BODY)
+    assert (refused.value.status_code, refused.value.body["type"]) == (500, "server_error")
+    assert "not finite" in refused.value.body["message"]
+
+
+# --- workers ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_runs_jobs_in_order_and_drops_cancelled_ones():
+    begun, opened, order = threading.Event(), threading.Event(), []
+
+    def holding(job):
+        begun.set()
+        while not opened.wait(0.01):
+            job.on_step()
+
+    worker = ModelWorker("test", max_queue=2)
+    first = worker.submit(holding)
+    assert begun.wait(WAIT)
+    jobs = [worker.submit(lambda job, number=number: order.append(number)) for number in range(2)]
+    assert (worker.queued, worker.busy) == (2, 1)
+    with pytest.raises(queue.Full):
+        worker.submit(print)
+    jobs[0].cancel()
+    last = worker.submit(lambda job: order.append(2))  # takes the place of the cancelled one
+    first.cancel()
+    with pytest.raises(CancelledError):
+        first.future.result(WAIT)
+    last.future.result(WAIT)
+    assert order == [1, 2]
+    failed = worker.submit(lambda job: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        failed.future.result(WAIT)
+    begun.clear()
+    running_one = worker.submit(holding)
+    assert begun.wait(WAIT)
+    waiting = worker.submit(print)
+    worker.close(WAIT)
+    assert running_one.future.exception(WAIT) is not None
+    assert waiting.future.cancelled()
+    with pytest.raises(EngineClosed):
+        worker.submit(print)
+    assert not worker.alive
+
+
+# --- a full queue, and time -------------------------------------------------------------------------------------------
+
+
+def test_a_full_queue_gets_429(site, held):
+    waiting = threading.Thread(target=lambda: site.client().completions.create(**BODY))
+    waiting.start()
+    until(lambda: site.models.text.engine.queued == 1)
+    assert metric(site, "mmspec_queue_requests") == 1
+    assert metric(site, "mmspec_running_requests") == 1
+    with pytest.raises(openai.RateLimitError) as refused:
+        site.client().completions.create(**BODY)
+    assert refused.value.body["code"] == "queue_full"
+    assert refused.value.response.headers["retry-after"] == "1"
+    assert site.models.text.engine.queued == 1
+    held.opened.set()
+    waiting.join(WAIT)
+    assert site.client().completions.create(**BODY).choices
+
+
+def test_outputs_that_do_not_all_fit_in_the_queue_are_withdrawn(site, held):
+    with pytest.raises(openai.RateLimitError):
+        site.client().completions.create(**BODY, n=3)
+    held.opened.set()
+    until(lambda: not site.models.text.engine.queued)
+    assert site.client().completions.create(**BODY).choices
+
+
+@pytest.fixture(scope="module")
+def impatient(pair):
+    limits = ServerLimits(max_rows=1, max_queue=4, timeout=1.0)
+    with running(shared_text(pair, limits), limits) as found:
+        yield found
+
+
+def test_requests_that_take_too_long(impatient):
+    engine, gate = impatient.models.text.engine, Gate()
+    ids = impatient.models.text.pair.tokenizer(STORY, return_tensors="pt")
+    handle = engine.submit({"input_ids": ids["input_ids"]}, max_new_tokens=4, stops=[gate])
+    try:
+        with pytest.raises(openai.APIStatusError) as refused:
+            impatient.client().completions.create(**BODY)
+        assert (refused.value.status_code, refused.value.body["code"]) == (504, "timeout")
+        with pytest.raises(openai.APIError, match="did not end within 1 s"):  # a stream has begun: the error is its last event
+            list(impatient.client().completions.create(**BODY, stream=True))
+    finally:
+        gate.opened.set()
+    handle.result(WAIT)
+    until(lambda: not engine.rows and not engine.queued)
+    assert engine.counts.cancelled == 2
+
+
+def test_a_body_that_does_not_arrive(impatient):
+    with impatient.connect() as line:
+        line.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n{")
+        answer = b"".join(iter(lambda: line.recv(1000), b""))  # up to the end: the server closes the connection
+    assert answer.startswith(b"HTTP/1.1 408")
+    assert b"did not arrive within 1 s" in answer
+
+
+HEALTH = b"GET /health HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("begun", [b"", b"POST /v1/completions HTTP/1.1\r\nHost: a"])
+def test_a_request_that_does_not_begin(site, monkeypatch, begun, before):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.3)
+    with site.connect() as line:
+        if before:
+            line.sendall(HEALTH)
+            while b'"ok"' not in line.recv(1000):
+                pass
+        line.sendall(begun)
+        assert line.recv(1000) == b""  # the server closes the connection
+
+
+def test_an_answer_may_take_longer_than_a_head(site, held, monkeypatch):
+    monkeypatch.setattr(protocol, "HEAD_SECONDS", 0.1)
+    threading.Timer(0.5, held.opened.set).start()
+    client = site.client()
+    for _ in range(2):  # on one connection
+        assert client.completions.create(**BODY).choices
+
+
+# --- clients that leave -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_cancels_its_request(site, held, stream):
+    engine = site.models.text.engine
+    before = engine.counts.cancelled
+    with site.connect() as line:
+        post(line, "/v1/completions", BODY | {"max_tokens": 200, "temperature": 1, "stream": stream})
+        until(lambda: engine.queued == 1)
+    held.opened.set()
+    until(lambda: engine.counts.cancelled == before + 1)
+    assert site.client().completions.create(**BODY).choices
+
+
+def test_a_stream_that_is_left_midway_frees_its_row(site, monkeypatch):
+    monkeypatch.setattr(choices, "StopStrings", lambda strings, decode: lambda row, ids: time.sleep(0.1))  # seconds for all of it
+    engine = site.models.text.engine
+    before = engine.counts.cancelled
+    options = BODY | {"max_tokens": 200, "temperature": 0.8, "seed": 1, "stop": "never in it"}
+    with site.client().completions.create(**options, stream=True) as events:
+        next(iter(events))
+    until(lambda: engine.counts.cancelled == before + 1)
+    until(lambda: not engine.rows)
+    assert site.client().completions.create(**BODY).choices
+
+
+def test_answers_that_are_not_read(site):
+    with site.connect() as line:
+        line.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\n\r\n" * 2000)
+        assert httpx.get(f"{site.url}/health", timeout=WAIT).status_code == 200
+    assert site.client().completions.create(**BODY).choices
+
+
+def test_a_client_that_does_not_read_is_dropped():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200})
+        await send({"type": "http.response.body", "body": b"a", "more_body": True})
+        raise AssertionError("the body was taken")
+
+    async def send(message):
+        if message["type"] == "http.response.body":
+            await asyncio.Event().wait()
+
+    metrics = ServerMetrics()
+    gate = RequestGate(app, ServerLimits(timeout=0.2), (), metrics, frozenset({"/a"}))
+    asyncio.run(gate({"type": "http", "path": "/a", "headers": []}, None, send))
+    assert b'mmspec_requests_total{endpoint="/a",status="499"} 1.0' in metrics.text()
