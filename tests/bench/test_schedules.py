@@ -1,6 +1,7 @@
 """Schedules of drafting and verifying: exact rates against simulations and against known bounds, laws, and mutants that must fail."""
 
 from math import inf
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -160,6 +161,52 @@ def test_pipeinfer_keeps_every_stage_busy():
     machine = PlannedMachine(1.0, 0.05, stages=4)
     assert rate(PipeInferSchedule(1), machine, (1.0,)) == pytest.approx(4.0, rel=1e-3)
     assert rate(PipeInferSchedule(1), PlannedMachine(1.0, 3.0, stages=4), (1.0,)) == pytest.approx(1.0)  # too slow a drafter: plain
+
+
+# --- oracles ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("acceptance", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("group", [1, 2, 5])
+def test_pipeinfer_is_a_sum_over_where_the_first_rejection_falls(group, acceptance):
+    """Group k enters when its tokens are drafted and the first stage is free, and leaves a forward later."""
+    machine, entered, places = PlannedMachine(1.0, 0.1, stages=4), [0.0], 400
+    for number in range(1, places):
+        entered.append(max(0.1 * group * number, entered[-1] + 1.0 / 4))
+    tokens = seconds = 0.0
+    for rejected in range(places):  # draft tokens accepted before the first rejection
+        chance = acceptance**rejected * (1 - acceptance)
+        through = 0 if rejected == 0 else 1 + (rejected - 1) // group  # the group that verifies the rejected one
+        tokens, seconds = tokens + chance * (rejected + 1), seconds + chance * (entered[through] + 1.0)
+    assert rate(PipeInferSchedule(group), machine, (acceptance,)) == pytest.approx(tokens / seconds)
+
+
+def ticks(draft: int, target: int, acceptance: float, tokens: int, seed: int = 0) -> float:
+    """AMUSD tick by tick; tokens a tick."""
+    random = Random(seed)
+    committed = now = waiting = 0  # waiting: draft tokens that the target has not begun to verify
+    drafting, verifying, batch, discard = draft, 0, 0, False
+    while committed < tokens:
+        if verifying == 0 and waiting and not discard:
+            batch, waiting, verifying = waiting, 0, target
+        now, drafting = now + 1, drafting - 1
+        if drafting == 0:
+            drafting, waiting, discard = draft, 0 if discard else waiting + 1, False
+        if verifying:
+            verifying -= 1
+            if verifying == 0:
+                accepted = next((n for n in range(batch) if random.random() >= acceptance), batch)
+                committed += min(accepted + 1, batch)
+                if accepted < batch:
+                    waiting, discard = 0, drafting < draft  # a step in work ends before the drafter starts again
+    return committed / now
+
+
+@pytest.mark.parametrize("acceptance", [0.3, 0.8])
+@pytest.mark.parametrize(("draft", "target"), [(2, 7), (3, 20), (5, 5)])
+def test_amusd_is_what_its_clock_shows_tick_by_tick(draft, target, acceptance):
+    machine = PlannedMachine(float(target), float(draft))
+    assert rate(AmusdSchedule(1000), machine, (acceptance,)) == pytest.approx(ticks(draft, target, acceptance, 40_000), rel=0.02)
 
 
 # --- laws -------------------------------------------------------------------------------------------------------------

@@ -82,6 +82,7 @@ class _Drafting:
 
     def __init__(self, calls: SimulatedCalls):
         self.calls, self.count = calls, 0
+        self.began = 0.0  # when the token in work was begun
         self.next: float | None = calls.step()  # when the token in work is finished; None while the drafter pauses
 
     def finished(self, number: int) -> float:
@@ -91,15 +92,15 @@ class _Drafting:
     def made(self, now: float, limit: int) -> int:
         """Draft tokens finished at `now`; the drafter pauses when it has made `limit`."""
         while self.next is not None and self.next <= now * (1 + _SLACK):
-            self.count += 1
+            self.count, self.began = self.count + 1, self.next
             self.next = self.next + self.calls.step() if self.count < limit else None
         return self.count
 
     def rest(self, now: float) -> float:
-        """Seconds until the step in work ends."""
-        return 0.0 if self.next is None else max(0.0, self.next - now)
+        """Seconds until the step in work ends; a step that would begin just now is not begun."""
+        return 0.0 if self.next is None or self.began >= now * (1 - _SLACK) else max(0.0, self.next - now)
 
     def resume(self, now: float) -> None:
         """End a pause."""
         if self.next is None:
-            self.next = now + self.calls.step()
+            self.began, self.next = now, now + self.calls.step()

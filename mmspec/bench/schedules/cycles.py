@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from math import prod
 
 _LEAST = 1e-13  # chance from which on further rounds of a run are left out
 _MOST = 20_000  # rounds of a run that are summed
@@ -100,14 +101,16 @@ def long_run(rounds: Iterable[ExpectedRound], rates: Sequence[float]) -> Expecte
     """
     tokens = seconds = calls = 0.0
     reach, half = 1.0, (0.0, 0.0, 0.0)
+    known: dict[tuple[int, int], tuple[float, float]] = {}  # committed tokens, and the chance that nothing is rejected
     for number, each in enumerate(islice(rounds, _MOST)):
         if number == _MOST // 2:
             half = tokens, seconds, calls
-        kept = 1.0
-        for position in range(each.first, each.first + each.verified):
-            kept *= rate_at(rates, position)
-        kept = 0.0 if each.last else kept
-        tokens += reach * tokens_a_round(rates, each.verified - 1, each.first)
+        place = min(each.first, len(rates)), each.verified  # behind the last rate every position is alike
+        if place not in known:
+            chances = [rate_at(rates, each.first + number) for number in range(each.verified)]
+            known[place] = tokens_a_round(rates, each.verified - 1, each.first), prod(chances)
+        committed, kept = known[place][0], 0.0 if each.last else known[place][1]
+        tokens += reach * committed
         seconds += reach * (each.seconds + (1 - kept) * each.lost)
         calls += reach
         reach *= kept
