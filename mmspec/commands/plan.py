@@ -39,6 +39,9 @@ def plan(
     free_columns: Annotated[
         int | None, common.option(_HARDWARE, "Columns of a forward that take no longer than one; 1 by default.", metavar="N")
     ] = None,
+    row_ms: Annotated[
+        float | None, common.option(_HARDWARE, "Milliseconds in which the cache of one row is read; 0 by default.", metavar="MS")
+    ] = None,
     rows: Annotated[int | None, common.option(_HARDWARE, "Rows that are generated together; 1 by default.", metavar="N")] = None,
     stages: Annotated[
         int | None, common.option(_HARDWARE, "Devices that hold the target's layers in turn; 1 by default.", metavar="N")
@@ -101,7 +104,7 @@ def plan(
 
 def _check_numbers(given: dict[str, Any]) -> None:
     """ValueError for milliseconds, a factor and a prompt out of range."""
-    for name, least in (("target_ms", 1e-6), ("draft_ms", 0.0), ("column_ms", 0.0), ("handover_ms", 0.0)):
+    for name, least in (("target_ms", 1e-6), ("draft_ms", 0.0), ("column_ms", 0.0), ("row_ms", 0.0), ("handover_ms", 0.0)):
         value = given[name]
         if value is not None and not (math.isfinite(value) and least <= value <= 1e9):
             raise ValueError(f"--{name.replace('_', '-')} is {value}: give milliseconds from {least:g} to 1e9")
@@ -154,7 +157,7 @@ def _machine(given: dict[str, Any], pair: "MeasuredPair") -> "PlannedMachine":
     known: dict[str, Any] = {} if pair.machine is None else asdict(pair.machine)
     if pair.latencies is not None and pair.machine is None:
         known = {"target": mean(pair.latencies.target), "draft": mean(pair.latencies.draft)}
-    for name in ("target", "draft", "column", "handover"):
+    for name in ("target", "draft", "column", "row", "handover"):
         if given[f"{name}_ms"] is not None:
             known[name] = given[f"{name}_ms"] / 1000
     for name, option in (("free", "free_columns"), ("rows", "rows"), ("stages", "stages")):

@@ -75,6 +75,16 @@ def test_drafts_shrink_as_rows_fill():
     assert used[-1][1] < 1
 
 
+def test_caches_that_are_read_hide_the_columns():
+    """A forward takes the longer of reading weights and caches, and of computing its columns."""
+    machine = PlannedMachine(1.0, 0.1, column=0.1, free=10, row=0.5, rows=4)
+    assert [machine.score(columns) for columns in (1, 7, 8, 20)] == pytest.approx([3.0, 3.0, 3.2, 8.0])
+    assert machine.step() == pytest.approx(0.1 * 3.0 / 1.5)
+    lengths = [int(by_name(plan_schedules(replace(machine, row=row), 0.8, QUICK))["chain"].setting.split()[0]) for row in (0.0, 0.5, 2.0)]
+    assert lengths == sorted(lengths)
+    assert lengths[0] < lengths[-1]
+
+
 def test_prompts_take_what_they_take():
     """The drafter reads the prompt too: after the target on the same device, beside it on another."""
     machine, request = PlannedMachine(1.0, 0.5, column=0.01, free=1), PlanRequest(tokens=10, prompt=101, simulated=10)
@@ -210,6 +220,7 @@ def test_measured_files_are_overridden_by_options(capsys, tmp_path):
         ((*GIVEN, "--target-ms", "nan"), "--target-ms is nan"),
         ((*GIVEN, "--draft-ms", "inf"), "--draft-ms is inf"),
         ((*GIVEN, "--column-ms", "-1"), "--column-ms is -1"),
+        ((*GIVEN, "--row-ms", "nan"), "--row-ms is nan"),
         ((*GIVEN, "--rows", "0"), "--rows is 0"),
         ((*GIVEN, "--rows", "9" * 30), "--rows is 1e+30"),
         ((*GIVEN, "--nodes", "100000"), "--nodes is"),
