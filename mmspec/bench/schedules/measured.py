@@ -45,8 +45,8 @@ def read_measured(path: str | Path) -> MeasuredPair:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}") from None
-    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({type(error).__name__})") from None
+    except (json.JSONDecodeError, UnicodeDecodeError, RecursionError):
+        raise ValueError(f"{path}: not JSON; mmspec explain --output writes such a file") from None
     try:
         found = _explained(data) if isinstance(data, Mapping) and isinstance(data.get("costs"), Mapping) else _plain(data)
     except (ValueError, TypeError, KeyError, AttributeError) as error:
