@@ -18,6 +18,7 @@ from torch import Tensor
 
 from mmspec.bench.explain.observed import target_of
 from mmspec.bench.planned_trees import measure_tree, most_levels
+from mmspec.core.records import CONTEXT
 from mmspec.drafters.trees.calibration import broad
 from mmspec.drafters.trees.planners import sparse_tree
 from mmspec.loading.text import Pair, load_pair, named_drafter
@@ -27,25 +28,24 @@ from mmspec.run.drafters import drafter_of
 from mmspec.run.rules import rule_of
 from mmspec.utils.files import read_prompts, write_json
 
-RIDGE = 1e-3
-
 
 @torch.no_grad()
 def fitted(pair: Pair, prompts: Sequence[str], layers: Sequence[int], seeds: int, new: int) -> dict[int, Tensor]:
-    """Layer -> [H + 1, H], which maps a state after the layer to the last one. Fitted on sampled and greedy text of the target."""
-    model, found = pair.target, []
+    """Layer -> [H + 1, H], which maps a state after the layer to the last one; fitted on greedy and sampled text of the target."""
+    inputs, found = pair.inputs(prompts), []
     for seed in range(seeds):
-        out = pair.generate(pair.inputs(prompts), drafter=None, tree=None, temperature=min(seed, 1), seed=seed, max_new_tokens=new)
-        states = model(out.tokens, output_hidden_states=True).hidden_states
+        out = pair.generate(inputs, drafter=None, tree=None, temperature=min(seed, 1), seed=seed, max_new_tokens=new)
         own = torch.arange(out.tokens.shape[1]) < out.lengths[:, None]
-        found.append([states[layer][own].double() for layer in (*layers, -1)])
+        ids, mask = torch.cat([inputs["input_ids"], out.tokens], 1), torch.cat([inputs["attention_mask"], own], 1)
+        states = pair.target(ids, attention_mask=mask, output_hidden_states=True).hidden_states
+        found.append([states[layer][mask.bool()].double() for layer in (*layers, -1)])
     last = torch.cat([each[-1] for each in found])
     maps = {}
     for place, layer in enumerate(layers):
         states = torch.cat([each[place] for each in found])
         states = torch.cat([states, torch.ones(len(states), 1, dtype=states.dtype)], 1)
         gram = states.T @ states
-        maps[layer] = torch.linalg.solve(gram + RIDGE * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype), states.T @ last)
+        maps[layer] = torch.linalg.solve(gram + 1e-3 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype), states.T @ last)
     return maps
 
 
@@ -87,7 +87,7 @@ def pruned(rounds: Sequence[Any], layer: int, k: int) -> tuple[float, float, flo
     for parents, kept, ranks in rounds:
         stays: list[bool] = []
         for column, parent in enumerate(parents):
-            stays.append(parent < 0 or (stays[parent] and ranks[layer][column] < k) if parent != -2 else False)
+            stays.append(parent == CONTEXT or (parent >= 0 and stays[parent] and ranks[layer][column] < k))
         own = [column for column, parent in enumerate(parents) if parent >= 0]
         nodes, left = nodes + len(own), left + sum(stays[column] for column in own)
         tokens += 1 + next((n for n, column in enumerate(kept) if not stays[column]), len(kept))
@@ -95,10 +95,9 @@ def pruned(rounds: Sequence[Any], layer: int, k: int) -> tuple[float, float, flo
 
 
 def measure(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[list[Any]]:
-    """The rows of the table."""
     seen, unseen = prompts[::2], prompts[1::2]
     depth, layers = most_levels(pair, args.depth), len(stack(pair.target))
-    calibration = measure_tree(pair, seen, broad(args.nodes, depth), batch_size=args.batch_size)[1].accuracy()
+    calibration = measure_tree(pair, seen, broad(args.nodes, depth))[1].accuracy()
     head, size = pair.target.get_output_embeddings(), sum(each.numel() for each in pair.target.parameters())
     maps = fitted(pair, seen, args.layers, args.seeds, args.new)
     tree = sparse_tree(calibration, args.nodes)
@@ -114,7 +113,7 @@ def measure(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[li
             rows.append([f"head after layer {layer} of {layers}, top {k}", nodes, left, tokens, columns, columns + (1 + nodes) * cost])
     for count in sorted({args.nodes, *args.smaller}):
         small = tree if count == args.nodes else sparse_tree(calibration, count)
-        tokens = measure_tree(pair, unseen, small, batch_size=args.batch_size)[0].tokens_per_call
+        tokens = measure_tree(pair, unseen, small)[0].tokens_per_call
         rows.append([f"tree of {count}, not pruned", small.size, small.size, tokens, 1 + small.size, 1 + small.size])
     return rows
 
@@ -122,33 +121,27 @@ def measure(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[li
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="mini", help="target: mini, or a path")
-    parser.add_argument(
-        "--drafter", help="a model's or a trained drafter's path, or the name of one of the mini's; its own model by default"
-    )
+    parser.add_argument("--drafter", help="a model's or a trained drafter's path; the mini's model by default")
     parser.add_argument("--prompts", help="one a line; the mini's examples by default")
     parser.add_argument("--nodes", type=int, default=32, help="draft tokens of the tree that is pruned")
     parser.add_argument("--smaller", type=int, nargs="*", default=[4, 8, 12, 16, 24], help="trees to compare with")
-    parser.add_argument("--depth", type=int, default=8, help="levels at most")
+    parser.add_argument("--depth", type=int, default=8)
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 4, 8], help="layers behind which a head prunes")
     parser.add_argument("--top", type=int, nargs="+", default=[1, 2, 4, 8, 16, 64], help="tokens of the head that stay")
     parser.add_argument("--new", type=int, default=96, help="new tokens of a prompt")
     parser.add_argument("--seeds", type=int, default=8, help="texts a prompt that the heads are fitted on")
-    parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--out", help="JSON of the rows")
     parser.add_argument("--smoke", action="store_true", help="four prompts, a few tokens, a tree of six")
     args = parser.parse_args()
     if args.smoke:
         args.nodes, args.smaller, args.depth, args.layers, args.top, args.new, args.seeds = 6, [2], 3, [2], [1, 4], 8, 1
     kind, path = ("model", None) if args.drafter is None else named_drafter(args.drafter)
-    config = Config(
-        target=TargetSection(path=args.model), drafter=DrafterSection(kind=kind, path=path), run=RunSection(max_new_tokens=args.new)
-    )
-    pair = load_pair(config)
+    run, drafter = RunSection(max_new_tokens=args.new), DrafterSection(kind=kind, path=path)
+    pair = load_pair(Config(target=TargetSection(path=args.model), drafter=drafter, run=run))
     prompts = list(pair.examples) if args.prompts is None else [each["prompt"] for each in read_prompts(args.prompts)]
     rows = measure(pair, prompts[:4] if args.smoke else prompts, args)
     print("| tree | nodes a call | left | tokens a call | columns | with the head |\n|---|---|---|---|---|---|")
-    for name, *figures in rows:
-        print(f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |")
+    print(*(f"| {name} | " + " | ".join(f"{figure:.2f}" for figure in figures) + " |" for name, *figures in rows), sep="\n")
     if args.out:
         write_json(args.out, [dict(zip(("tree", "nodes", "left", "tokens", "columns", "with_head"), row, strict=True)) for row in rows])
 
