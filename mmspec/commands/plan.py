@@ -93,13 +93,13 @@ def plan(
     _check_numbers(given)
     if exit_acceptance is not None and (stages or 1) < 2:
         raise ValueError("--exit-acceptance is for a target of several stages: give --stages of at least 2")
-    found, machine = _planned(given)
+    found, machine, replayed = _planned(given)
     if as_json:
         from dataclasses import asdict
 
         common.emit(found.to_dict() | {"machine": asdict(machine)})
     else:
-        _show(found, given["measured"])
+        _show(found, given["measured"], replayed)
 
 
 def _check_numbers(given: dict[str, Any]) -> None:
@@ -115,7 +115,8 @@ def _check_numbers(given: dict[str, Any]) -> None:
         raise ValueError(f"--prompt is {prompt}: give 0 to {1 << 20} tokens")
 
 
-def _planned(given: dict[str, Any]) -> "tuple[SchedulePlan, PlannedMachine]":
+def _planned(given: dict[str, Any]) -> "tuple[SchedulePlan, PlannedMachine, bool]":
+    """The plan, the hardware, and whether the simulations replay measured latencies."""
     from mmspec.bench.schedules.measured import MeasuredPair, read_measured
     from mmspec.bench.schedules.planning import PlanRequest, plan_schedules
 
@@ -129,7 +130,7 @@ def _planned(given: dict[str, Any]) -> "tuple[SchedulePlan, PlannedMachine]":
         wanted["exits"] = _chances("--exit-acceptance", given["exit_acceptance"])
     machine = _machine(given, pair)
     request = PlanRequest(**{name: value for name, value in wanted.items() if value is not None})
-    return plan_schedules(machine, rates, request, latencies=pair.latencies), machine
+    return plan_schedules(machine, rates, request, latencies=pair.latencies), machine, pair.latencies is not None
 
 
 def _chances(name: str, text: str) -> tuple[float, ...]:
@@ -169,29 +170,29 @@ def _machine(given: dict[str, Any], pair: "MeasuredPair") -> "PlannedMachine":
     return PlannedMachine(**known)
 
 
-def _show(found: "SchedulePlan", measured: str | None) -> None:
+def _show(found: "SchedulePlan", measured: str | None, replayed: bool) -> None:
     """Print the table, what was left out, and what is fastest."""
     show = common.console(False)
-    columns = ("devices", "tok/call", "tok/s", "simulated", "x plain", "per device")
-    names = (Column(name, no_wrap=True) for name in ("schedule", "setting"))
-    table = Table(*names, *(Column(name, justify="right") for name in columns))
+    columns = ["devices", "tokens a call", "tok/s", *(["replayed"] if replayed else []), "x plain", "tok/s a device"]
+    table = Table(
+        Column("schedule", no_wrap=True), *(Column(name, justify="right", min_width=max(map(len, name.split()))) for name in columns)
+    )
     for each in found.schedules:
-        rates = (f"{value:.4g}" for value in (each.tokens_per_second, each.simulated))
-        figures = (str(each.devices), f"{each.tokens_per_call:.2f}", *rates, f"{each.speed:.2f}", f"{each.per_device:.4g}")
-        table.add_row(each.name, each.setting, *figures)
+        counts, rates = (str(each.devices), f"{each.tokens_per_call:.2f}"), [each.tokens_per_second, each.simulated][: 1 + replayed]
+        table.add_row(_named(each), *counts, *(f"{rate:.4g}" for rate in rates), f"{each.speed:.2f}", f"{each.per_device:.4g}")
     show.print(table)
     for line in found.omitted:
         show.print(f"left out: {escape(line)}", soft_wrap=True)
     best, most = found.best, found.most_for_the_devices
-    show.print(f"fastest: {_named(best)}, {best.speed:.2f} times plain decoding on {_devices(best.devices)}", soft_wrap=True)
+    show.print(f"fastest: {_named(best)}: {best.speed:.2f} times plain decoding on {_devices(best.devices)}", soft_wrap=True)
     if most.name != best.name:
-        show.print(f"most tokens per device: {_named(most)}, {most.speed:.2f} times on {_devices(most.devices)}", soft_wrap=True)
+        show.print(f"most tokens a device: {_named(most)}: {most.speed:.2f} times on {_devices(most.devices)}", soft_wrap=True)
     if measured is not None:
         show.print(f"measured: {escape(measured)}", soft_wrap=True)
 
 
 def _named(each: Any) -> str:
-    return f"{each.name} ({each.setting})" if each.setting else each.name
+    return f"{each.name}, {each.setting}" if each.setting else each.name
 
 
 def _devices(count: int) -> str:
