@@ -175,7 +175,8 @@ def _show(found: "SchedulePlan", measured: str | None, replayed: bool) -> None:
     show = common.console(False)
     columns = ["devices", "tokens a call", "tok/s", *(["replayed"] if replayed else []), "x plain", "tok/s a device"]
     table = Table(
-        Column("schedule", no_wrap=True), *(Column(name, justify="right", min_width=max(map(len, name.split()))) for name in columns)
+        Column("schedule", no_wrap=not replayed),
+        *(Column(name, justify="right", min_width=max(map(len, name.split()))) for name in columns),
     )
     for each in found.schedules:
         counts, rates = (str(each.devices), f"{each.tokens_per_call:.2f}"), [each.tokens_per_second, each.simulated][: 1 + replayed]
