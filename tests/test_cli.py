@@ -15,7 +15,7 @@ from mmspec.drafters.retrieval.pools import Pools
 from tests import tiny
 
 ROOT = Path(__file__).parents[1]
-COMMANDS = ("demo", "text", "image", "speech", "caption", "recommend", "check", "explain", "bench", "models")
+COMMANDS = ("demo", "text", "image", "speech", "caption", "recommend", "check", "explain", "plan", "bench", "models")
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def refused(result: tuple[int, str, str], *words: str) -> None:
 def test_help_has_examples_and_the_common_options(mmspec, command):
     code, out, _ = mmspec(command, "--help")
     assert code == 0
-    running = () if command == "models" else ("--seed", "--device")  # `models` runs none, and takes no option that it would not read
+    running = {"models": (), "plan": ("--seed",)}.get(command, ("--seed", "--device"))  # these run no model
     for part in ("Examples:", f"mmspec {command}", "--json", *running):
         assert part in out
 

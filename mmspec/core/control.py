@@ -1,11 +1,11 @@
 """Controllers of the draft length: the protocol, a fixed length, and the length of a round. Adaptive ones are in `core.draft_length`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from mmspec.core.protocols import CostlyStart, DraftSession, Matches, StoppingCriteria, TargetSession
+from mmspec.core.protocols import CostlyStart, DraftSession, InProcesses, Matches, StoppingCriteria, TargetSession
 from mmspec.core.records import Committed, Draft
 from mmspec.utils.renamed import old_names
 
@@ -143,6 +143,26 @@ class Fixed:
 
     def observe(self, length: int, committed: Committed, seconds: float) -> None:
         pass
+
+
+def chosen_once(target: Any, control: Control) -> tuple[Control, Callable[[int], int] | None]:
+    """Let one process choose the draft lengths of a target that runs in several.
+
+    Lengths that are chosen by measured time differ between processes, each of which has a clock of its own, and forwards of different
+    widths cannot be computed together.
+
+    Args:
+        target: the target of the generation.
+        control: chooses the lengths.
+
+    Returns:
+        The control of this process, and what exchanges the length of every round. None for targets in one process, and for a fixed length,
+        which needs no exchange.
+    """
+    one = target.one_choice() if isinstance(target, InProcesses) and not isinstance(control, Fixed) else None
+    if one is None:
+        return control, None
+    return control if one.leads else Fixed(0), one.agree
 
 
 def next_length(controller: ControlSession, proposer: DraftSession, pending: Draft, stopping: StoppingCriteria, fixed: bool = True) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.control import Charged, Control, PutsOff, expect_start, next_length
+from mmspec.core.control import Charged, Control, PutsOff, chosen_once, expect_start, next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
 from mmspec.core.records import Committed, Step
@@ -92,6 +92,7 @@ class Rounds:
         session, self.pending = target.begin(prompt)
         self.session: TargetSession = session
         clock.lap("encode")
+        control, self.agree = chosen_once(target, control)
         self.controller = controller = control.begin()
         self.fixed = True  # the rows are those of the beginning
         self.held = plain is not None
@@ -144,7 +145,8 @@ class Rounds:
     def _choose(self, choose: Callable[[], int]) -> int:
         """The draft length of the coming round: 0 as long as the generation is to be plain."""
         self.held = self.held and self.plain is not None and self.plain()
-        return 0 if self.held else choose()
+        length = 0 if self.held else choose()
+        return length if self.agree is None else self.agree(length)
 
     def _next(self) -> int:
         return next_length(self.controller, self.proposer, self.pending, self.stopping, self.fixed)

@@ -144,6 +144,40 @@ class StoppingCriteria(Protocol):
 
 
 @runtime_checkable
+class OneChoice(Protocol):
+    """How the processes that run one target together come to the same draft length: one of them chooses."""
+
+    @property
+    def leads(self) -> bool:
+        """True in the process that chooses."""
+        ...
+
+    def agree(self, length: int) -> int:
+        """Exchange the draft length of a round. Every process calls it in every round.
+
+        Args:
+            length: this process's own; read in the leading process only.
+
+        Returns:
+            The leading process's.
+        """
+        ...
+
+
+@runtime_checkable
+class InProcesses(Protocol):
+    """A target that may run in several processes at once, all of which score the same drafts (tensor parallelism)."""
+
+    def one_choice(self) -> OneChoice | None:
+        """Return what makes the processes agree on draft lengths.
+
+        Returns:
+            None for a target that runs in this process alone.
+        """
+        ...
+
+
+@runtime_checkable
 class Later(Protocol):
     """A drafter with a deferred start: a generation that begins without draft tokens does not encode the drafter's prompt."""
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.models.target import HFSession, HFTarget
+from mmspec.models.target import HFSession, HFTarget, RankZeroChoice
 from mmspec.utils.devices import to_device
 
 
@@ -79,6 +79,10 @@ class Pairs:
     def capture(self, reserve: int) -> "Pairs":
         """Return these pairs with their forwards captured; see `HFTarget.capture`."""
         return Pairs(self.doubled.capture(reserve))
+
+    def one_choice(self) -> RankZeroChoice | None:
+        """Return what makes several processes agree on draft lengths; see `HFTarget.one_choice`."""
+        return self.doubled.one_choice()
 
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.

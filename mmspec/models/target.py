@@ -9,11 +9,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
-from mmspec.models.compat import many_shapes, with_whole_cache
+from mmspec.models.compat import many_shapes, tensor_parallel_group, with_whole_cache
 from mmspec.models.family import Family, OwnScoring
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy
@@ -160,6 +160,15 @@ class HFTarget:
         """
         return on_copy(self.family, self.model), own_copy(self.model)
 
+    def one_choice(self) -> "RankZeroChoice | None":
+        """Return what makes the processes of a tensor-parallel model agree on draft lengths; None for a model in one process.
+
+        Returns:
+            The exchange over the group that splits the model's layers.
+        """
+        group = tensor_parallel_group(self.model)
+        return None if group is None else RankZeroChoice(group, self.model.device)
+
     def capture(self, reserve: int, **options: Any) -> "HFTarget":
         """Make a target with fixed shapes and addresses, its rounds run by a compiled model. Every draft length is captured once.
 
@@ -177,6 +186,37 @@ class HFTarget:
         """
         options = {"mode": "reduce-overhead", "fullgraph": True, "dynamic": False} | options
         return replace(self, static=True, reserve=reserve, captured=Captured.of(self.family, self.model, options))
+
+
+@dataclass(frozen=True)
+class RankZeroChoice:
+    """The first rank of a process group chooses for all.
+
+    Args:
+        group: the process group.
+        device: where the exchanged number is kept; one that the group's backend reads.
+    """
+
+    group: Any
+    device: torch.device
+
+    @property
+    def leads(self) -> bool:
+        """True on the first rank."""
+        return distributed.get_rank(self.group) == 0
+
+    def agree(self, length: int) -> int:
+        """Broadcast the first rank's length.
+
+        Args:
+            length: this rank's.
+
+        Returns:
+            The first rank's.
+        """
+        number = torch.tensor([length], device=self.device)
+        distributed.broadcast(number, distributed.get_global_rank(self.group, 0), self.group)
+        return int(number)
 
 
 def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> int:

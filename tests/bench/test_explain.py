@@ -17,6 +17,7 @@ from mmspec.bench.explain.observed import observe
 from mmspec.bench.explain.pairs import pair_for
 from mmspec.bench.explain.speed import best_length, break_even_rate, expected_speed, tokens_a_round
 from mmspec.bench.explain.target_names import quantisation_of, trained_for
+from mmspec.bench.schedules.measured import read_measured
 from mmspec.cli import app
 from tests.bench import planted
 from tests.bench.planted import COSTS
@@ -388,6 +389,12 @@ def test_the_command_shows_and_writes_what_was_found(capsys, tmp_path):
     found = json.loads(out)
     assert code == 0
     assert found == json.loads((tmp_path / "why.json").read_text())
+    measured = read_measured(tmp_path / "why.json")
+    assert measured.rates
+    assert measured.machine
+    assert measured.machine.score(1) == found["costs"]["columns"]["1"]
+    assert measured.latencies
+    assert len(measured.latencies.target) == 32
     page = Page((tmp_path / "why.html").read_text(encoding="utf-8"))
     assert (page.problems, page.open, page.fetched) == ([], [], [])
     assert {"verdict", "causes", "acceptance", "costs", "break_even", "expected", "measured_speed", "provenance", "settings"} < set(found)

@@ -301,6 +301,13 @@ def test_configs_know_where_they_were_loaded_from(tmp_path):
     assert compat.config_path(hf.LlamaForCausalLM.from_pretrained(tmp_path).config) == str(tmp_path)
 
 
+def test_a_model_that_is_not_split_has_no_device_mesh():
+    """Split models are in `tests/text/test_tensor_parallel.py`, whose processes end where this reads nothing."""
+    assert hf.PreTrainedModel._device_mesh is None
+    assert compat.tensor_parallel_group(llama(1, seed=0)) is None
+    assert compat.tensor_parallel_group(torch.nn.Linear(2, 2)) is None
+
+
 def test_csm_embeds_prompts_without_sound_by_its_table():
     model, ids = csm(), torch.tensor([[3, 5, 7]])
     assert torch.equal(compat.csm_embeddings(model, ids, None, None), model.embed_text_tokens(ids))

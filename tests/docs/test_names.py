@@ -22,7 +22,7 @@ _CODE = re.compile(r"`([^`\n]+)`")
 _ARGUMENT = re.compile(r"(?<![\w\"'./ -])([a-z_]\w*)=(?!=)|(?<=[(,] )([a-z_]\w*)=(?!=)")
 ELSEWHERE = {
     *("assistant_model", "assistant_early_exit", "prompt_lookup_num_tokens", "custom_generate", "do_sample", "num_beams", "use_cache"),
-    *("padding_side", "device_map", "num_assistant_tokens", "assistant_confidence_threshold", "use_mtp", "num_return_sequences"),
+    *("padding_side", "device_map", "num_assistant_tokens", "assistant_confidence_threshold", "use_mtp", "num_return_sequences", "tp_plan"),
     *("target_tokenizer", "assistant_tokenizer", "force_unique_generate_call", "return_dict_in_generate"),
     *("prior_token_ids", "weights_only", "generation_mode", "use_norm"),
 }

@@ -145,7 +145,12 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         **dict.fromkeys(("--max-rows", "--max-queue", "--max-tokens", "--max-inputs", "--max-body"), (*BAD_INTS, "0")),
         **dict.fromkeys(("--timeout", "--grace", "--max-seconds"), BAD_FLOATS),
     }
+    plan = {f"--{name}-ms": BAD_FLOATS for name in ("target", "draft", "column", "row", "handover")}
+    plan |= {f"--{name}": (*BAD_INTS, "0") for name in ("rows", "stages", "free-columns", "nodes", "tokens")}
+    plan |= {"--prompt": BAD_INTS, "--sibling-factor": BAD_FLOATS, "--seed": SEED, "--measured": _files(folder, "json")}
+    plan |= {"--acceptance": (*BAD_FLOATS, "0.8,", "2", *_files(folder, "json")), "--exit-acceptance": (*BAD_FLOATS, "0.5")}
     return {
+        "plan": (["--target-ms", "30", "--draft-ms", "3", "--acceptance", "0.8"], plan),
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
         "text --input": (
             ["--input", str(folder / "good.txt"), "--max-new-tokens", "2"],

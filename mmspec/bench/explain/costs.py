@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from statistics import median
 from time import perf_counter
 from typing import Any
 
@@ -10,13 +11,15 @@ import torch
 
 from mmspec.bench.compare.peers import synchronize
 from mmspec.bench.explain.observed import DrafterTimes, target_of
-from mmspec.bench.suites.verify_step import timed
+from mmspec.bench.schedules.simulation import MeasuredLatencies
+from mmspec.bench.suites.verify_step import call_seconds
 from mmspec.core.records import Draft
 from mmspec.loading.text import Pair
 
 COLUMNS = (1, 2, 4, 8, 16)
 """Numbers of columns that are timed."""
 _REPEATS, _WARM = 7, 2
+_CALLS = 32  # over one column: these are also kept one by one
 
 
 @dataclass(frozen=True)
@@ -28,6 +31,7 @@ class PairCosts:
         step: seconds of the drafter for one draft token.
         prefill: seconds of the target's forward over the prompt.
         draft_prefill: seconds of the drafter before its first draft token.
+        latencies: seconds of single calls, for `mmspec plan`; None if none were measured.
 
     Raises:
         ValueError: for costs without one column, and for seconds that are not above 0 there.
@@ -37,6 +41,7 @@ class PairCosts:
     step: float
     prefill: float = 0.0
     draft_prefill: float = 0.0
+    latencies: MeasuredLatencies | None = None
 
     def __post_init__(self):
         if self.columns.get(1, 0.0) <= 0:
@@ -92,7 +97,7 @@ def measure_pair_costs(pair: Pair, inputs: dict[str, Any], times: DrafterTimes) 
     session.commit(torch.zeros(rows, 1, dtype=torch.long, device=device), 1)
     token = pending.nodes[:, 0]
     pending = Draft.root(token, torch.ones(rows, dtype=torch.long, device=device))
-    columns = {}
+    columns, calls = {}, []
     for count in COLUMNS:
         draft = pending
         if count > 1:
@@ -104,5 +109,7 @@ def measure_pair_costs(pair: Pair, inputs: dict[str, Any], times: DrafterTimes) 
             session.score(draft)
             session.commit(nothing, 0)
 
-        columns[count] = timed(step, device, _REPEATS, _WARM)[0] / 1000
-    return PairCosts(columns, times.step, prefill, times.prefill)
+        seconds = call_seconds(step, device, _CALLS if count == 1 else _REPEATS, _WARM)
+        columns[count], calls = median(seconds), calls or seconds
+    latencies = MeasuredLatencies(tuple(calls), tuple(max(each, 1e-9) for each in times.steps)) if times.steps else None
+    return PairCosts(columns, times.step, prefill, times.prefill, latencies)

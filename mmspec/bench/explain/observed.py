@@ -48,11 +48,15 @@ class DrafterTimes:
     generations: list[list[tuple[int, float]]] = field(default_factory=list)
 
     @property
-    def step(self) -> float:
-        """Median seconds a draft token; the rounds that ran a prompt are left out."""
+    def steps(self) -> list[float]:
+        """Seconds a draft token of every round in turn; the rounds that ran a prompt are left out, if there are others."""
         later = [seconds / count for rounds in self.generations for count, seconds in _later(rounds) if count]
-        first = [seconds / count for rounds in self.generations for count, seconds in rounds if count]
-        return median(later or first or [0.0])
+        return later or [seconds / count for rounds in self.generations for count, seconds in rounds if count]
+
+    @property
+    def step(self) -> float:
+        """Median of `steps`."""
+        return median(self.steps or [0.0])
 
     @property
     def prefill(self) -> float:

@@ -3,26 +3,10 @@
 from collections.abc import Iterable, Sequence
 
 from mmspec.bench.explain.costs import PairCosts
+from mmspec.bench.schedules.cycles import tokens_a_round
 
 LENGTHS = (*range(1, 9), 10, 12, 16)
 """Draft lengths that are compared."""
-
-
-def tokens_a_round(rates: Sequence[float], length: int) -> float:
-    """Compute the values that a row commits in a round.
-
-    Args:
-        rates: chance that a draft token is accepted when those before it were, by position; the last holds for all later positions.
-        length: draft tokens in the round.
-
-    Returns:
-        Values, 1 or more.
-    """
-    total = reach = 1.0
-    for position in range(length if rates else 0):
-        reach *= rates[min(position, len(rates) - 1)]
-        total += reach
-    return total
 
 
 def expected_speed(rates: Sequence[float], costs: PairCosts, length: int, tokens: float, drafted: float = 1.0) -> float:

@@ -54,6 +54,20 @@ def timed(step: Callable[[], object], device: torch.device, repeats: int, warm: 
     Returns:
         Median and quartiles, in milliseconds.
     """
+    low, middle, high = quantiles(call_seconds(step, device, repeats, warm), n=4, method="inclusive")
+    return 1000 * middle, 1000 * low, 1000 * high
+
+
+def call_seconds(step: Callable[[], object], device: torch.device, repeats: int, warm: int = 5) -> list[float]:
+    """Time a step call by call.
+
+    Args:
+        step, device, warm: as in `timed`.
+        repeats: timed calls.
+
+    Returns:
+        Seconds of each timed call.
+    """
     seconds = []
     for turn in range(warm + repeats):
         synchronize(device)
@@ -61,9 +75,8 @@ def timed(step: Callable[[], object], device: torch.device, repeats: int, warm: 
         step()
         synchronize(device)
         if turn >= warm:
-            seconds.append(1000 * (perf_counter() - start))
-    low, middle, high = quantiles(seconds, n=4, method="inclusive")
-    return middle, low, high
+            seconds.append(perf_counter() - start)
+    return seconds
 
 
 def bandwidth(device: torch.device, size: int) -> float:

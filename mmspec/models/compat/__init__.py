@@ -37,6 +37,7 @@ from mmspec.models.compat.models import (
     own_children,
     per_layer_inputs,
     sampled_frames,
+    tensor_parallel_group,
 )
 from mmspec.models.compat.positions import (
     mask_makers,
@@ -102,6 +103,7 @@ __all__ = [
     "sampled_frames",
     "sampling_processors",
     "takes_argument",
+    "tensor_parallel_group",
     "vibevoice_scheduler",
     "weighs_timestamps",
     "whisper_opening",

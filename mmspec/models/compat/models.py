@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 
 def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
@@ -40,6 +40,18 @@ def ask_attention(config: Any, name: str) -> None:
 def is_stateful(model: Any) -> bool:
     """Whether `model` keeps a recurrent state besides keys and values. Relies on `PreTrainedModel._is_stateful` (since 4.45)."""
     return bool(getattr(model, "_is_stateful", False))
+
+
+def tensor_parallel_group(model: Any) -> Any:
+    """The process group over which the layers of `model` are split; None for a model that this process holds whole.
+
+    Relies on `PreTrainedModel._device_mesh` (since 4.50), a `DeviceMesh` with a dimension "tp" (5.23) or of one dimension (5.17).
+    """
+    mesh = getattr(model, "_device_mesh", None)
+    if mesh is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    group = mesh.get_group("tp" if "tp" in (mesh.mesh_dim_names or ()) else None)
+    return group if distributed.get_world_size(group) > 1 else None
 
 
 def config_path(config: Any) -> str:
