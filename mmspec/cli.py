@@ -4,7 +4,8 @@ from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, caption, check, demo, explain, image, models, plan, recipe, recommend, serve, speech, text, transcribe
+from mmspec.commands import bench, caption, demo, explain, image, models, plan, recipe, recommend, serve, speech, text, transcribe
+from mmspec.commands.checking import check
 from mmspec.commands.common import Commands
 from mmspec.commands.options.completion import with_completion
 from mmspec.commands.recommendation import append, assign, evaluate, index, prepare, train

@@ -63,7 +63,7 @@ def test_the_completion_script_is_printed(shell):
 
 
 def test_completed_names_are_those_of_the_tables():
-    from mmspec.commands.check_kinds import KINDS
+    from mmspec.commands.checking.kinds import KINDS
     from mmspec.recsys import METHODS as BEAM_METHODS
     from mmspec.text.views import NAMES
     from mmspec.vision import CONTINUOUS_METHODS, METHODS, PUBLISHED

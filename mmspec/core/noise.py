@@ -280,19 +280,6 @@ class Noise:
         """
         return self._keys(Role.RESIDUAL, position, start)
 
-    def words(self, role: Role, rows: Tensor, position: Tensor) -> Tensor:
-        """Compute streams that do not depend on the round's start, for any rows.
-
-        Args:
-            role: their role.
-            rows: row of each stream, int64 [...].
-            position: output position of each stream [...].
-
-        Returns:
-            Streams, int64 [...].
-        """
-        return mix(self._mixed(role)[rows, 0] ^ ((position + 1) * MIX_1))
-
     def _mixed(self, role: Role) -> Tensor:
         """The mixed seeds [B, 1] of a role, the same in every round."""
         if role not in self._rows:

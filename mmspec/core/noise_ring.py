@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.gumbel import LARGE
-from mmspec.core.hashing import gumbel, stream_bits
+from mmspec.core.hashing import MIX_1, gumbel, mix, stream_bits
 from mmspec.core.noise import Keys, Noise, Role
 
 _MOST = 1 << 24  # numbers kept, 8 bytes each
@@ -30,7 +30,7 @@ class GumbelRing:
         slots: the least positions held a row.
     """
 
-    def __init__(self, noise: Noise, role: Role, slots: int):
+    def __init__(self, noise: "RingNoise", role: Role, slots: int):
         self.noise, self.role, self.least = noise, role, slots
         self.table = torch.empty(len(noise.seeds), 0, 0, dtype=torch.float64)  # [B, slots, V]
         self.held = torch.empty(len(noise.seeds), 0, dtype=torch.long)  # [B, slots] the position in each slot, -1 for none
@@ -164,6 +164,19 @@ class RingNoise(Noise):
 
     def shared(self, position: Tensor) -> Keys:
         return self._kept(Role.SHARED, position)
+
+    def words(self, role: Role, rows: Tensor, position: Tensor) -> Tensor:
+        """Compute streams that do not depend on the round's start, for any rows.
+
+        Args:
+            role: their role.
+            rows: row of each stream, int64 [...].
+            position: output position of each stream [...].
+
+        Returns:
+            Streams, int64 [...].
+        """
+        return mix(self._mixed(role)[rows, 0] ^ ((position + 1) * MIX_1))
 
     def _kept(self, role: Role, position: Tensor) -> Keys:
         if self.slots < 1 or position.device.type != "cpu":

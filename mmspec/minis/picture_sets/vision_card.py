@@ -127,10 +127,10 @@ the last 2,400 steps brought the captions that are drawn with all attributes rig
 A caption is worth, over the target's nats without it or with another's, in the mean over held-out pictures (95 % interval): {gains}.
 The judge sees all attributes right in {originals} % of held-out originals and in {rebuilt} % of rebuilt ones.
 
-Held-out captions drawn by every method, {settings[count]} of them, at temperature 1 and top-p {settings[top_p]:g}, with guidance
-{settings[guidance]:g}, and read by the judge. Means, and 95 % intervals by bootstrap over pictures, those of differences from plain decoding
-paired. Drift is total variation a code. Distribution-exact methods draw other pictures than plain decoding, so their differences are chance.
-Without top-p plain decoding gets 73.0 % (66.5 to 79.0) of these captions right, at top-p 0.9 78.5 % (2026-11-26).
+Held-out captions drawn by every method, {settings[count]} of them, at temperature 1, top-p {settings[top_p]:g} and guidance
+{settings[guidance]:g}, and read by the judge. Means, and 95 % intervals by bootstrap over pictures, those of differences from plain
+decoding paired. Drift is total variation a code. Distribution-exact methods draw other pictures than plain decoding, so their differences
+are chance. Without top-p plain decoding gets 73.0 % (66.5 to 79.0) of these captions right, at top-p 0.9 78.5 % (2026-11-26).
 
 {rows}
 

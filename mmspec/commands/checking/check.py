@@ -9,7 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
-from mmspec.commands.check_kinds import check_custom, check_kind, kind_of, refuse_unread_options
+from mmspec.commands.checking.kinds import check_custom, check_kind, kind_of, refuse_unread_options
 from mmspec.utils.devices import device_of
 
 if TYPE_CHECKING:

@@ -1,0 +1,1 @@
+"""`mmspec check`, and what it runs for each kind of model."""
