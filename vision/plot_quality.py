@@ -71,13 +71,17 @@ def plot(rows: dict[str, dict], out: Path) -> None:
         times = 100 if metric == "accuracy" else 1
         band = times * max(row[metric]["ceiling"] for row in rows.values())
         axes.axhspan(0.0 if metric == "frechet" else -band, band, color="#dddddd", zorder=0)
+        named: set[tuple[float, float]] = set()
         for name, row in rows.items():
             (x, left, right), found = row["saving"], {field: times * value for field, value in row[metric].items()}
             across, up = [[max(0.0, x - left)], [max(0.0, right - x)]], [[found["value"] - found["low"]], [found["high"] - found["value"]]]
             up = [[max(0.0, side[0])] for side in up]
             colour = COLOURS[row["exactness"].split(" ")[0]]
             axes.errorbar([x], [found["value"]], xerr=across, yerr=up, marker="o", color=colour, capsize=2, linewidth=0.8)
-            axes.annotate(name, (x, found["value"]), textcoords="offset points", xytext=(4, 4), fontsize=7)
+            place = round(x, 1), round(found["value"] / (axes.get_ylim()[1] - axes.get_ylim()[0]), 2)
+            if place not in named:  # one name a place: settings that draw the same images lie on one another
+                axes.annotate(name, (x, found["value"]), textcoords="offset points", xytext=(4, 4), fontsize=7)
+            named.add(place)
         axes.set_ylabel(label)
         axes.grid(alpha=0.3)
     axes.set_xlabel("times fewer forwards than plain decoding")
