@@ -32,7 +32,7 @@ def main() -> None:
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--lengths", nargs="*", type=int, default=[], help="drafted steps a call beside the usual number")
     parser.add_argument("--fewer", nargs="*", type=int, default=[4], help="divisors of the steps of plain sampling beside it")
-    parser.add_argument("--model", default="continuous", help="the mini, with a causal diffusion head")
+    parser.add_argument("--model", default="continuous", help="a mini or OUT/NAME of train_continuous.py, with a causal diffusion head")
     parser.add_argument("--windows", nargs="*", type=int, default=[], help="tokens in flight of method path, by every drafter")
     parser.add_argument("--counted", type=int, default=2, help="pictures whose calls are counted")
     parser.add_argument("--pictures", type=int, default=400, help="that are judged; 0 for none")

@@ -8,6 +8,7 @@ import torch
 from mmspec.core.processors.history import History
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
+from mmspec.drafters.jacobi.windows import WindowSession
 from mmspec.drafters.shapes import Chain
 from mmspec.models.guidance import Guided
 from mmspec.train.distillation import RecordedWindow, unroll
@@ -203,3 +204,25 @@ def test_a_bare_model_finds_its_adapter(model):
     assert torch.equal(generate(model.model, [0, 2], seed=6).tokens, generate(model, [0, 2], seed=6).tokens)
     with pytest.raises(ValueError, match="Linear is not a known image model"):
         generate(torch.nn.Linear(1, 1), [0])
+
+
+@pytest.mark.parametrize("window", [6, 14])
+def test_a_window_takes_the_draws_that_its_couple_would_make(window, monkeypatch):
+    """The target's own draws of the round before stand at the positions that have a distribution; with an offset of one they would not."""
+    checked, plain = [], WindowSession.propose
+
+    def propose(self, pending, budget, noise):
+        seen, length = self.seen, min(self.levels, budget.length)
+        found = plain(self, pending, budget, noise)
+        if seen is not None and seen.drawn is not None and length:
+            steps = torch.arange(length)
+            position = pending.start[:, None] + steps
+            there = (steps < seen.left) & found.valid[:, 1:]
+            wanted = seen.distributions(steps).sample(noise.draft_token(position, pending.start))
+            assert torch.equal(found.draft_tokens[there], wanted[there])
+            checked.append(int(there.sum()))
+        return found
+
+    monkeypatch.setattr(WindowSession, "propose", propose)
+    generate(guided_model(), [0, 1, 2], method="jacobi", window=window, guidance=2.0, seed=5)
+    assert sum(checked) > 20

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import product
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from mmspec.core.chains.control import usual_draft_steps
 from mmspec.minis import load
+from mmspec.minis.latents import load_latents
 from mmspec.vision import ContinuousARConfig, ContinuousPictures, Sampling, generate
 from mmspec.vision.codes import tokenizer
 from mmspec.vision.continuous.ar import DiffusionHead
@@ -138,14 +140,13 @@ def chain_rows(
         lengths: drafted steps a call, beside the usual number.
         fewer: divisors of the steps for plain sampling with fewer.
         large: blocks and width of a random head whose cost is added, or None.
-        name: of the mini.
-        windows: tokens in flight of method "path" with each of the mini's drafters, its chains drawn plainly and speculatively.
+        name: of the mini, or the folder of a target with its drafters, the autoencoder's beside it.
+        windows: tokens in flight of method "path" with each of the model's drafters, its chains drawn plainly and speculatively.
 
     Returns:
         The rows.
     """
-    (parts, other), found = (load(name) for _ in range(2)), []
-    mini, again = parts.target, other.target
+    ((mini, drafters), (again, _)), found = (_loaded(name) for _ in range(2)), []
     network, anew = mini.model, again.model
     if large:
         network.head, anew.head = (HeavyHead(each.head, each.config, *large).eval() for each in (network, anew))
@@ -158,7 +159,7 @@ def chain_rows(
         found.append(ChainRow("chain, prediction held", held, count, {"method": "chain"}, base))
         found.append(ChainRow("chain", mini, count, {"method": "chain"}, base))
         found += [ChainRow(f"chain, {length} drafted", mini, count, {"method": "chain", "draft_steps": length}, base) for length in lengths]
-        for (kind, drafter), window in product(parts.drafters.items(), windows):
+        for (kind, drafter), window in product(drafters.items(), windows):
             path = {"method": "path", "window": window, "drafter": drafter}
             inside = path | {"draft_steps": usual_draft_steps(count)}
             found.append(ChainRow(f"path, {kind}, {window} in flight", mini, count, path, base))
@@ -168,6 +169,15 @@ def chain_rows(
         base = ChainRow("masked, plain", masked, count, {"method": "plain"})
         found += [base, ChainRow("masked, cspd-compat (lossy)", masked, count, {"method": "cspd-compat", "window": 5}, base)]
     return found
+
+
+def _loaded(name: str) -> tuple[ContinuousPictures, dict[str, Any]]:
+    """Target and drafters of a mini or a folder."""
+    if (folder := Path(name)).is_dir():
+        found = load_latents(folder.parent, folder.name)
+        return found["target"], found["drafters"]
+    mini = load(name)
+    return mini.target, mini.drafters
 
 
 def counts(table: list[ChainRow], judge: Any, counted: int, pictures: int, batch: int) -> None:
