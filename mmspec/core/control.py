@@ -91,6 +91,19 @@ class ReadsMatches(Protocol):
         ...
 
 
+@runtime_checkable
+class ReadsRows(Protocol):
+    """A control session that reads the number of rows before it chooses the length of a round."""
+
+    def read_rows(self, rows: int) -> None:
+        """Record the rows of the coming round; `length` follows.
+
+        Args:
+            rows: rows that generate.
+        """
+        ...
+
+
 class Control(Protocol):
     """A controller, passed to the public calls as `draft_length=`."""
 
@@ -165,7 +178,7 @@ def next_length(controller: ControlSession, proposer: DraftSession, pending: Dra
     Returns:
         Draft tokens; for a controller that reads matches, no more than the longest row can commit.
     """
-    read_rows = getattr(controller, "read_rows", None)  # as `ByRows` has it; looked up in every round, where protocols are slow
+    read_rows = getattr(controller, "read_rows", None)  # of `ReadsRows`; looked up in every round, where `isinstance` of a protocol is slow
     if read_rows is not None:
         read_rows(len(stopping.outputs))
     read_matches = getattr(controller, "read_matches", None)
