@@ -9,6 +9,7 @@ import torch
 from transformers.generation import GenerateEncoderDecoderOutput
 
 import mmspec
+from mmspec.models import compat
 from mmspec.models.compat import attention_of
 from mmspec.models.families.whisper import corresponding_ids
 from mmspec.run.request import Request
@@ -17,6 +18,7 @@ from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word, joined_transcript
 from mmspec.speech.recognition.voice_activity import joined
 from mmspec.speech.recognition.whisper import FALLBACK, attention_restored, features_of
+from mmspec.speech.recognition.word_times import token_times
 from mmspec.speech.sound.audio import save
 from tests.companions import perturbed
 from tests.speech.small_whisper import IDS, RATE, SIZE, STAMPS, processor, sounds, whisper
@@ -84,6 +86,22 @@ def test_short_and_long_recordings_of_one_batch_are_those_of_generate_alone(mode
     if way == "plain":
         assert out.stats.tokens_per_call == 1
     assert out.stats.exactness == "token-exact"
+
+
+def test_times_of_tokens_do_not_depend_on_longer_rows_of_the_batch(model):
+    prompt, new, pad, frames, layers = 3, 6, 5, 50, model.config.decoder_layers
+    draws = torch.Generator().manual_seed(0)
+    attentions = torch.rand(layers, 1, model.config.decoder_attention_heads, prompt + new + pad - 1, frames, generator=draws)
+    ids = torch.tensor([1, 2, 3, STAMPS, 5, 6, 7, 8, *[model.generation_config.eos_token_id] * (1 + pad)])
+    whole = compat.whisper_token_times(model, ids, tuple(attentions), prompt, 60)  # as `generate` computes them for the batch
+    alone = compat.whisper_token_times(model, ids[:-pad], tuple(attentions[..., : prompt + new - 1, :]), prompt, 60)
+    assert not torch.equal(whole[: prompt + new - 1], alone[:-1])
+    window = {"sequences": ids, "cross_attentions": (tuple(attentions),), "token_timestamps": whole}
+    pieces = ((prompt, prompt + 2), (prompt + 2, prompt + new - 1))
+    parts = [{"idxs": (first, last), "result": window, "token_timestamps": whole[first:last] + 1.2} for first, last in pieces]
+    found = token_times(model, parts, 60 + 120)  # the window begins 1.2 seconds after the recording
+    expected = alone[prompt : prompt + new - 1] + 1.2
+    assert torch.tensor([time for each in found for time in each]).allclose(expected)
 
 
 def test_without_times_short_recordings_have_none(model, drafter, kit, waves):

@@ -56,6 +56,7 @@ from mmspec.models.compat.speech import (
     is_vibevoice,
     pocket_placeholders,
     vibevoice_scheduler,
+    whisper_token_times,
     whisper_window_changes,
     whisper_words,
 )
@@ -107,6 +108,7 @@ __all__ = [
     "vibevoice_scheduler",
     "weighs_timestamps",
     "whisper_opening",
+    "whisper_token_times",
     "whisper_window_changes",
     "whisper_words",
     "with_bias_table",

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.generation import GenerateEncoderDecoderOutput
 
 
 def whisper_window_changes(model: Any, frames: int) -> tuple[tuple[nn.Module, str, Any], ...]:
@@ -68,3 +69,20 @@ def whisper_words(tokenizer: Any, ids: list[int], times: list[float], language: 
         [{"tokens": tokens, "token_timestamps": ends}], return_timestamps="word", return_language=False, time_precision=0.02
     )
     return [(each["text"], float(each["timestamp"][0]), float(each["timestamp"][1])) for each in found["chunks"]]
+
+
+def whisper_token_times(model: Any, sequence: Tensor, attentions: tuple[Tensor, ...], prompt: int, frames: int) -> Tensor:
+    """The seconds [P + T], from the window's first frame, at which the tokens of one row end.
+
+    Relies on Whisper's `_extract_token_timestamps` (private, 5.17 to 5.24), and on `alignment_heads` of its generation config.
+
+    Args:
+        model: the Whisper.
+        sequence: LongTensor [P + T], prompt and new tokens.
+        attentions: cross-attentions [1, heads, P + T - 1, frames of the encoder] of every layer.
+        prompt: P, the ids of the decoder's prompt.
+        frames: log-mel frames of sound in the window.
+    """
+    outputs = GenerateEncoderDecoderOutput(sequences=sequence[None], cross_attentions=(attentions,))  # type: ignore[arg-type]
+    heads = model.generation_config.alignment_heads
+    return model._extract_token_timestamps(outputs, heads, num_frames=torch.tensor([frames]), num_input_ids=prompt)[0]

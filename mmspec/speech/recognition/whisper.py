@@ -11,6 +11,7 @@ from mmspec.models import compat
 from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word
+from mmspec.speech.recognition.word_times import token_times
 
 FALLBACK: dict[str, Any] = {
     "temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -53,7 +54,8 @@ def transcribe_whisper(
         spoken = next((number for number in decoding.prompts[row] if number in codes), None)
         segments = found["segments"][row]
         ids = [number for part in segments for number in part["tokens"].tolist()]
-        parts = tuple(_segment(processor.tokenizer, part, spoken, options.timestamps == "word", model) for part in segments)
+        times = token_times(model, segments, int(mask[row].sum())) if options.timestamps == "word" else [None] * len(segments)
+        parts = tuple(_segment(processor.tokenizer, part, spoken, ends) for part, ends in zip(segments, times, strict=True))
         rows.append(
             Transcript(
                 text=processor.tokenizer.decode(ids, skip_special_tokens=True).strip(),
@@ -129,11 +131,11 @@ def attention_restored(model: Any) -> Iterator[None]:
             model.set_attn_implementation(before)
 
 
-def _segment(tokenizer: Any, part: dict[str, Any], spoken: int | None, with_words: bool, model: Any) -> Segment:
+def _segment(tokenizer: Any, part: dict[str, Any], spoken: int | None, ends: list[float] | None) -> Segment:
     ids = part["tokens"].tolist()
     words: tuple[Word, ...] = ()
-    if with_words:
-        found = compat.whisper_words(tokenizer, ids, part["token_timestamps"].tolist(), spoken)
+    if ends is not None:
+        found = compat.whisper_words(tokenizer, ids, ends, spoken)
         words = tuple(Word(text, start, end) for text, start, end in found)
     text = tokenizer.decode(ids, skip_special_tokens=True)
     return Segment(text, float(part["start"]), float(part["end"]), words)
