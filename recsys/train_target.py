@@ -22,13 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.minis.items import write_facts
 from mmspec.minis.shop import Shop, examples
+from mmspec.minis.weights import llama
 from mmspec.recsys import Catalogue, metrics, recommend
 from mmspec.recsys.baselines import CoOccurrence
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
+from mmspec.train.deeper import deepened_model
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.train.recommender.deeper import deepened_model
 from mmspec.utils.files import write_json
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
@@ -79,8 +80,7 @@ def ranked(model: nn.Module, catalogue: Catalogue, histories: Sequence[Sequence]
 
 
 def report(found: list, histories: Sequence[Sequence], items: int) -> dict[str, float]:
-    truths = [items[-1:] for items in histories]
-    shown = metrics.coverage(found, 10, items)
+    truths, shown = [row[-1:] for row in histories], metrics.coverage(found, 10, items)
     return {"recall@10": metrics.recall(found, truths, 10), "NDCG@10": metrics.ndcg(found, truths, 10), "coverage@10": shown}
 
 
@@ -115,7 +115,7 @@ def main() -> None:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
     sizes, every = chosen["model"] | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {}), max(1, args.steps // 10)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
-    model = model if args.deepen is None else deepened_model(Path(args.deepen[0]), int(args.deepen[1]), model)
+    model = model if args.deepen is None else deepened_model(llama(Path(args.deepen[0])), model)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 

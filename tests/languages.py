@@ -33,6 +33,7 @@ SENTENCES = {
         "Meine Schwester wohnt in einem kleinen Haus am Meer.",
         "Die Kinder spielen im Garten mit dem Hund.",
         "Morgen wird das Wetter in ganz Deutschland schön.",
+        "Heute ist Montag und morgen ist Dienstag.",
     ),
     "es": (
         "Buenos días, ¿cómo estás hoy?",

@@ -44,7 +44,7 @@ class HFSession(SessionRows):
         self.lengths = torch.zeros_like(lengths)  # committed and cached, [B]
         self._rows = torch.arange(len(lengths), device=lengths.device)[:, None]
         self._own_distributions = isinstance(target.family, OwnDistributions)
-        self._reads_paths = self._own_distributions or getattr(target.processors, "reads_paths", True)
+        self.reads_paths = self._own_distributions or getattr(target.processors, "reads_paths", True)
         self.bound = 0  # an upper bound on any row's committed slots, known without asking the device
         self.floor = least  # a lower bound on those of every row that is still generated; -1 if unknown
         self.even = least == context.shape[1]  # all of these rows have `bound` committed slots
@@ -212,7 +212,7 @@ class HFSession(SessionRows):
 
     def _history(self, draft: Draft, layout: Layout, first: int) -> History:
         position = draft.position() if first == 0 else draft.position()[:, first:]
-        if not self._reads_paths:
+        if not self.reads_paths:
             return History(None, None, position)  # type: ignore[arg-type]
         return History(self.ids[:, : layout.view], layout.paths(draft.size - first), position)
 

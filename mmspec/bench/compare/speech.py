@@ -1,5 +1,7 @@
 """The methods for mini speech in tables and in the demo: arguments of `synthesize` by name."""
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from mmspec.drafters.trees.static import Template
 from mmspec.minis import HOME, Mini
 from mmspec.minis import speech_data as spoken
 from mmspec.speech import synthesize
+from mmspec.train.deeper import deepened_model
 
 FOLDER = HOME / "speech"
 
@@ -35,12 +38,29 @@ def speech_methods(mini: Mini) -> dict[str, dict[str, Any]]:
         "model token": {**chain, "accept": "token"},
         "model block": {**chain, "accept": "block"},
         "heads": {"drafter": heads, "draft_length": 4},
+        "heads 3": {"drafter": heads, "draft_length": 3},
         "tree": wide,
         **{f"tree tau {tau}": {**wide, "accept": Tolerance(tau)} for tau in (1, 2, 3, 5)},
         **{f"pcg {space}": {**chain, "accept": PCG(groups)} for space, groups in alike.items()},
         "ssd 0.2": {**chain, "accept": SSD(0.2)},
         "top 20": {**chain, "accept": Membership(20, guard=(mini.target.end,))},
     }
+
+
+def with_deeper_target(mini: Mini, layers: int) -> Mini:
+    """Return the mini with a deeper target, whose new layers pass their input on: it says the same, in slower forwards.
+
+    Args:
+        mini: mini speech.
+        layers: layers of the target, more than it has.
+
+    Raises:
+        ValueError: for too few layers.
+    """
+    small = mini.target.model
+    config = copy.deepcopy(small.config)
+    config.num_hidden_layers = layers
+    return replace(mini, target=replace(mini.target, model=deepened_model(small, type(small)(config)).eval()))
 
 
 def in_codec_space(mini: Mini, count: int = 8) -> Groups:

@@ -63,7 +63,7 @@ class SessionRows:
         self.bound, self.floor = max(lengths, default=0), min(lengths, default=-1)
         self.even = self.bound == self.floor
         self._rows = torch.arange(len(lengths), device=self.lengths.device)[:, None]
-        self._reads_paths = getattr(self.target.processors, "reads_paths", True)
+        self.reads_paths = self._own_distributions or getattr(self.target.processors, "reads_paths", True)
         self.draft = self.ahead = None
 
     def _refuse_fixed(self) -> None:

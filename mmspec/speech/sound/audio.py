@@ -1,10 +1,10 @@
 """Sound as numbers: files, resampling and mel spectrograms by torchaudio, and a spectrogram's wave without its phases."""
 
-from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchaudio.functional import resample
 from torchaudio.transforms import MelSpectrogram
@@ -81,11 +81,6 @@ def save(path: str | Path, wave: Tensor | np.ndarray, rate: int) -> None:
         file.write(content)
 
 
-@cache
-def _window(size: int) -> Tensor:
-    return torch.hann_window(size)
-
-
 class PhaseFinder:
     """Griffin and Lim's iteration (1984) with momentum (Perraudin et al. 2013), block by block: what has been given out stays as it is.
 
@@ -95,38 +90,51 @@ class PhaseFinder:
     """
 
     def __init__(self, *, hop: int, window: int, points: int, rounds: int = 32, momentum: float = 0.9, keep: int = 8):
-        self.hop, self.window, self.points, self.rounds, self.momentum = hop, window, points, rounds, momentum
+        self.hop, self.points, self.rounds, self.momentum = hop, points, rounds, momentum
         self.keep = keep  # committed frames that new ones are fitted to
-        self.committed = torch.zeros(points // 2 + 1, 0, dtype=torch.complex64)
+        self.committed = torch.zeros(0, points // 2 + 1, dtype=torch.complex64)
+        before = (points - window) // 2
+        self.taper = F.pad(torch.hann_window(window), (before, points - window - before))
+        self.overlaps: dict[int, tuple[Tensor, Tensor]] = {}  # by number of frames
 
     def push(self, magnitudes: Tensor, count: int) -> Tensor:
         """The next `count` frames' samples [count * hop]; `magnitudes` [bins, count + ahead] also hold the frames behind them."""
-        before = self.committed.shape[1]
-        known = torch.cat([self.committed.abs(), magnitudes], 1)
-        spectrum = torch.cat([self.committed, self._draft_token(magnitudes)], 1)
+        before, wanted = len(self.committed), magnitudes.T.contiguous()
+        spectrum = torch.cat([self.committed, self._draft_token(wanted)])
         last = torch.zeros_like(spectrum)
         for _ in range(self.rounds):
             found = self._analyse(self._synthesise(spectrum))
-            fresh = found - self.momentum / (1 + self.momentum) * last
+            fresh = found.sub(last, alpha=self.momentum / (1 + self.momentum))
             last = found
-            phases = fresh[:, before:] / fresh[:, before:].abs().clamp_min(1e-8)
-            spectrum = torch.cat([self.committed, known[:, before:] * phases], 1)
+            spectrum = torch.cat([self.committed, fresh[before:].sgn() * wanted])
         wave = self._synthesise(spectrum)
-        self.committed = spectrum[:, : before + count][:, -self.keep :]
+        self.committed = spectrum[: before + count][-self.keep :]
         return wave[before * self.hop : (before + count) * self.hop]
 
     def _draft_token(self, magnitudes: Tensor) -> Tensor:
-        """First phases: every bin goes on at its own frequency from the last committed frame."""
-        bins, frames = magnitudes.shape
+        """First phases [F, bins]: every bin goes on at its own frequency from the last committed frame."""
+        frames, bins = magnitudes.shape
         step = 2 * torch.pi * self.hop * torch.arange(bins) / self.points
-        start = self.committed[:, -1].angle() if self.committed.shape[1] else torch.zeros(bins)
-        return torch.polar(magnitudes, start[:, None] + step[:, None] * torch.arange(1, frames + 1))
+        start = self.committed[-1].angle() if len(self.committed) else torch.zeros(bins)
+        return torch.polar(magnitudes, start + step * torch.arange(1, frames + 1)[:, None])
 
     def _analyse(self, wave: Tensor) -> Tensor:
-        """A frame every `hop` samples; there is nothing before the wave, nor behind it."""
-        found = torch.stft(wave, self.points, self.hop, self.window, _window(self.window), pad_mode="constant", return_complex=True)
-        return found[:, :-1]
+        """Spectra [F, bins] of a wave [F * hop], a frame every `hop` samples; there is nothing before the wave, nor behind it."""
+        padded = F.pad(wave, (self.points // 2, self.points // 2))
+        return torch.fft.rfft(padded.unfold(0, self.points, self.hop)[: len(wave) // self.hop] * self.taper)
 
     def _synthesise(self, spectrum: Tensor) -> Tensor:
-        """`hop` samples a frame."""
-        return torch.istft(spectrum, self.points, self.hop, self.window, _window(self.window), length=spectrum.shape[1] * self.hop)
+        """The wave [F * hop] of spectra [F, bins], by overlap-add of windowed frames."""
+        count, start = len(spectrum), self.points // 2
+        if count not in self.overlaps:
+            self.overlaps[count] = self._overlap(count)
+        places, weights = self.overlaps[count]
+        frames = torch.fft.irfft(spectrum, self.points) * self.taper
+        wave = torch.zeros_like(weights).index_add_(0, places, frames.flatten()) / weights
+        return wave[start : start + count * self.hop]
+
+    def _overlap(self, count: int) -> tuple[Tensor, Tensor]:
+        """Where the samples [count * points] of frames lie in their sum, and the sum of the squared windows there."""
+        places = (torch.arange(count)[:, None] * self.hop + torch.arange(self.points)).flatten()
+        weights = torch.zeros(self.points + (count - 1) * self.hop)
+        return places, weights.index_add_(0, places, self.taper.square().repeat(count))

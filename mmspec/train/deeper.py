@@ -3,33 +3,28 @@
 A new layer's two output projections are zero, so that the deeper model begins with the scores of the one that was trained.
 """
 
-from pathlib import Path
 from typing import Any
 
 import torch
 
 
-def deepened_model(folder: Path, layers: int, shape: Any) -> Any:
-    """Read a model, with new layers spread between its own, each of which returns what it is given.
+def deepened_model(small: Any, shape: Any) -> Any:
+    """Put a model's layers into a deeper one, spread between new layers, each of which returns what it is given.
 
     Args:
-        folder: what `save_pretrained` wrote.
-        layers: layers in all.
-        shape: a model of that many layers, whose weights are replaced.
+        small: a `LlamaForCausalLM`.
+        shape: one with more layers and the same sizes, whose weights are replaced.
 
     Returns:
-        `shape`, in float32.
+        `shape`.
 
     Raises:
-        ValueError: for a folder with as many layers or more, or with other sizes.
+        ValueError: for a shape with as many layers or fewer, or with other sizes.
     """
-    from transformers import LlamaForCausalLM
-
-    small: Any = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
-    count = small.config.num_hidden_layers
+    count, layers = small.config.num_hidden_layers, shape.config.num_hidden_layers
     if layers <= count:
-        raise ValueError(f"layers is {layers}, and {folder} has {count}: give more")
-    places = [round((number + 1) * layers / count) - 1 for number in range(count)]  # of the folder's layers: the last stays the last
+        raise ValueError(f"layers is {layers}, and the model has {count}: give more")
+    places = [round((number + 1) * layers / count) - 1 for number in range(count)]  # of the model's layers: the last stays the last
     state = {name: weight for name, weight in small.state_dict().items() if ".layers." not in name}
     for name, weight in shape.state_dict().items():
         if ".layers." in name and name.endswith(("self_attn.o_proj.weight", "mlp.down_proj.weight")):
@@ -45,5 +40,5 @@ def deepened_model(folder: Path, layers: int, shape: Any) -> Any:
     try:
         shape.load_state_dict(state)
     except RuntimeError as error:
-        raise ValueError(f"{folder} has other sizes than this data set's model: {str(error).splitlines()[-1].strip()}") from None
+        raise ValueError(f"the models have different sizes: {str(error).splitlines()[-1].strip()}") from None
     return shape
