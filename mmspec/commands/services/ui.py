@@ -46,14 +46,14 @@ def ui(
     given = dict(locals())
     _check_installed()
     from mmspec.serving.http.options import ServerOptions
-    from mmspec.serving.ui.settings import length_of
+    from mmspec.serving.ui.settings import draft_length_field
 
     options = ServerOptions(host, port, grace=1.0)
     kinds = {kind: given[kind] for kind in ("text", "image", "speech", "recommender") if given[kind] is not None}
     kinds = kinds or dict.fromkeys(("text", "image", "speech", "recommender"), "mini")
     drafters = drafters_by_kind(drafter or [], list(kinds), "shown")
     usual = "4" if set(kinds.values()) == {"mini"} else "auto"
-    length = usual if draft_length is None else str(length_of("--draft-length", draft_length))
+    length = usual if draft_length is None else str(draft_length_field("--draft-length", draft_length))
     _show(given, kinds, drafters, length, options)
 
 

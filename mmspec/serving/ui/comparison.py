@@ -106,6 +106,12 @@ class LiveComparison:
         if self._error is not None:
             raise self._error
 
+    def mark_stopped(self) -> None:
+        """Give generations that have not ended, and will not, the state "stopped"."""
+        for generation in self.generations:
+            if generation.state != "done":
+                generation.state = "stopped"
+
     def _run(self, number: int, turns: Turns, job: WorkerJob) -> None:
         generation = self.generations[number]
         turns.enter(number)
@@ -129,7 +135,7 @@ class LiveComparison:
             generation.view.finish(out)
             generation.out, generation.state = out, "done"
         except BaseException as error:
-            self._error, generation.state = self._error or error, "stopped"
+            self._error = self._error or error
         finally:
             turns.leave(number)
 

@@ -15,7 +15,7 @@ from mmspec.serving.ui.comparison import LiveComparison, LiveGeneration
 from mmspec.serving.ui.marks import DRAFTED, Marks
 from mmspec.serving.ui.models import UiModel
 from mmspec.serving.ui.rendering import Sameness, board
-from mmspec.serving.ui.settings import length_of, some_number, whole_number
+from mmspec.serving.ui.settings import draft_length_field, number_field, whole_field
 from mmspec.vision.codes.registry import METHODS, can_draw, method_of
 from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures
 from mmspec.vision.families.base import ImageModel
@@ -150,13 +150,13 @@ class ImageSide:
         """
         loaded = self.loaded
         prompts = loaded.prompts(prompt or None, 1)
-        options: dict[str, Any] = {"temperature": some_number("temperature", temperature), "seed": whole_number("seed", seed)}
+        options: dict[str, Any] = {"temperature": number_field("temperature", temperature), "seed": whole_field("seed", seed)}
         if not self.continuous:
-            options["top_p"] = None if some_number("top-p", top_p) == 1 else top_p
-        options["guidance"] = some_number("guidance", guidance)
+            options["top_p"] = None if number_field("top-p", top_p) == 1 else top_p
+        options["guidance"] = number_field("guidance", guidance)
         drafting: dict[str, Any] = {"method": method}
         if str(window).strip() != "default":
-            drafting["window"] = length_of("window", window)
+            drafting["window"] = draft_length_field("window", window)
         preview = None if isinstance(loaded.model, ContinuousPictures) else loaded.model.prepared(prompts)
 
         def draw(more: dict[str, Any], on_step: Any) -> Pictures:
@@ -170,7 +170,7 @@ class ImageSide:
                 LiveGeneration("plain", lambda _, on_step: draw({"method": "plain"}, on_step), view, "plain"),
                 LiveGeneration("speculative", lambda _, on_step: draw(drafting, on_step), view, method),
             ],
-            some_number("slow motion", slow),
+            number_field("slow motion", slow),
         )
 
     def board(self, comparison: LiveComparison, prompt: str) -> str:

@@ -28,10 +28,10 @@ class Marks:
         """
         values, accepted = step.committed.values[0], step.committed.accepted[0]
         self.values += values
-        self.marks += marks_of(values, accepted)
+        self.marks += round_marks(values, accepted)
 
 
-def marks_of(values: Sequence[object], accepted: int) -> list[str]:
+def round_marks(values: Sequence[object], accepted: int) -> list[str]:
     """Return the marks of one round.
 
     Args:

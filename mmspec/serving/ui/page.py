@@ -34,7 +34,7 @@ def build_page(models: Mapping[str, UiModel], seed: int = 0, draft_length: str =
         The page, to be mounted.
     """
     runs = Runs()
-    with gr.Blocks(title="mmspec", analytics_enabled=False) as page:
+    with gr.Blocks(title="mmspec", analytics_enabled=False, fill_width=True) as page:
         gr.HTML(_HEAD)
         with gr.Tabs():
             for kind, model in models.items():

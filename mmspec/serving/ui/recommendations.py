@@ -13,7 +13,7 @@ from mmspec.recsys.methods import METHODS, method_of
 from mmspec.serving.ui.comparison import LiveComparison, LiveGeneration
 from mmspec.serving.ui.models import UiModel
 from mmspec.serving.ui.rendering import Sameness, board
-from mmspec.serving.ui.settings import length_of, some_number, some_text, whole_number
+from mmspec.serving.ui.settings import draft_length_field, number_field, text_field, whole_field
 
 DRAWING = tuple(name for name, method in METHODS.items() if not method.plain)
 """Methods that draft."""
@@ -114,12 +114,12 @@ class RecommendationSide:
         loaded, samples = self.recommender, method_of(method).samples
         items = self.history(history)
         options: dict[str, Any] = {
-            "k": _most("items", whole_number("items", k, 1)),
-            "seed": whole_number("seed", seed),
+            "k": _most("items", whole_field("items", k, 1)),
+            "seed": whole_field("seed", seed),
             "unseen": bool(unseen),
-            "temperature": some_number("temperature", temperature) if samples else None,
+            "temperature": number_field("temperature", temperature) if samples else None,
         }
-        drafting = {"drafter": self._drafter(drafter), "method": method, "draft_length": length_of("draft length", draft_length)}
+        drafting = {"drafter": self._drafter(drafter), "method": method, "draft_length": draft_length_field("draft length", draft_length)}
         plain = {"drafter": None, "method": method if samples else "plain"}
 
         def search(more: dict[str, Any], on_step: Any) -> Recommendations:
@@ -133,7 +133,7 @@ class RecommendationSide:
                 LiveGeneration("plain", lambda _, on_step: search(plain, on_step), view, ("plain", method)),
                 LiveGeneration("speculative", lambda _, on_step: search(drafting, on_step), view, (drafter, method)),
             ],
-            some_number("slow motion", slow),
+            number_field("slow motion", slow),
         )
 
     def history(self, text: Any) -> list[Any]:
@@ -146,7 +146,7 @@ class RecommendationSide:
             ValueError: for an empty history, and for what is not in the catalogue.
         """
         catalogue = self.recommender.catalogue
-        items = items_of(some_text("history", text, "give items, oldest first, separated by commas"), catalogue, "history")
+        items = items_of(text_field("history", text, "give items, oldest first, separated by commas"), catalogue, "history")
         catalogue.tokens(items)
         return items
 

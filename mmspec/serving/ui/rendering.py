@@ -73,17 +73,15 @@ def figures(generation: LiveGeneration, unit: str, plain: LiveGeneration | None)
     stats, speed = generation.stats, _NONE
     if plain is not None and generation.seconds > 0:
         speed = f"{plain.seconds / generation.seconds:.2f} {TIMES} plain"
-    drafts = stats.drafted > 0
+    accepted = rejected = _NONE
+    if stats.drafted:
+        accepted, rejected = f"{stats.accepted / stats.drafted:.0%} of {stats.drafted}", str(stats.rejected)
     exactness = "" if generation.out is None else generation.out.stats.exactness
     return [
         ("target forwards", str(stats.row_calls), "calls of the target model"),
         (f"{unit} per forward", f"{stats.tokens_per_call:.2f}", f"{stats.tokens} {unit} in {stats.row_calls} forwards"),
-        ("drafts accepted", f"{stats.accepted} of {stats.drafted} ({stats.accepted / stats.drafted:.0%})" if drafts else _NONE, ""),
-        (
-            "drafts rejected",
-            str(stats.rejected) if drafts else _NONE,
-            "judged and not accepted; those behind are not judged",
-        ),
+        ("drafts accepted", accepted, f"{stats.accepted} accepted"),
+        ("drafts rejected", rejected, "judged and not accepted; those behind a rejected one are not judged"),
         ("drift", _drift(generation, exactness), "total variation that a lossy rule has spent, summed over positions"),
         ("exactness", exactness or "…", "what the accept rule promises"),
         ("seconds", f"{generation.seconds:.2f}", "of this generation's own rounds, without those of the other"),

@@ -101,6 +101,7 @@ def _last(job: WorkerJob, side: Any, comparison: LiveComparison, prompt: Any) ->
     try:
         job.future.result()
     except CancelledError:
+        comparison.mark_stopped()
         return '<p class="mm-note">stopped</p>', side.board(comparison, prompt)
     except BaseException as error:
         return failed(error), ""

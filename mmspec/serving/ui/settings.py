@@ -8,7 +8,7 @@ LENGTHS = ("auto", "1", "2", "3", "4", "5", "6", "8", "12", "16")
 MOST_LENGTH = 256
 
 
-def whole_number(name: str, value: Any, least: int | None = None) -> int:
+def whole_field(name: str, value: Any, least: int | None = None) -> int:
     """Return a whole number.
 
     Args:
@@ -19,7 +19,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     Raises:
         ValueError: for an empty field, and for anything else.
     """
-    number = some_number(name, value)
+    number = number_field(name, value)
     if number != int(number) or abs(number) >= 2**53:
         raise ValueError(f"{name} is {number:g}: give a whole number")
     if least is not None and number < least:
@@ -27,7 +27,7 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
     return int(number)
 
 
-def some_number(name: str, value: Any) -> float:
+def number_field(name: str, value: Any) -> float:
     """Return a number.
 
     Args:
@@ -44,7 +44,7 @@ def some_number(name: str, value: Any) -> float:
     return value
 
 
-def some_text(name: str, value: Any, remedy: str) -> str:
+def text_field(name: str, value: Any, remedy: str) -> str:
     """Return a text that is not empty.
 
     Args:
@@ -60,7 +60,7 @@ def some_text(name: str, value: Any, remedy: str) -> str:
     return value
 
 
-def length_of(name: str, value: Any) -> int | str:
+def draft_length_field(name: str, value: Any) -> int | str:
     """Return a draft length as the public calls take it.
 
     Args:

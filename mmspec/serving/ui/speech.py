@@ -17,7 +17,7 @@ from mmspec.serving.ui.comparison import LiveComparison, LiveGeneration
 from mmspec.serving.ui.marks import OWN, Marks
 from mmspec.serving.ui.models import UiModel
 from mmspec.serving.ui.rendering import Sameness, board
-from mmspec.serving.ui.settings import length_of, some_number, some_text, whole_number
+from mmspec.serving.ui.settings import draft_length_field, number_field, text_field, whole_field
 from mmspec.speech.generation import synthesize
 from mmspec.speech.sound.files import sound_bytes
 from mmspec.speech.sound.speech import Speech
@@ -171,14 +171,14 @@ class SpeechSide:
         Raises:
             ValueError: for an invalid value, in one line. Others are refused by `mmspec.speech.synthesize` when it runs.
         """
-        model, words = self.speaker.model, some_text("text", text, "write what to say")
+        model, words = self.speaker.model, text_field("text", text, "write what to say")
         options: dict[str, Any] = {
-            "temperature": some_number("temperature", temperature),
-            "max_seconds": some_number("longest", max_seconds),
-            "seed": whole_number("seed", seed),
+            "temperature": number_field("temperature", temperature),
+            "max_seconds": number_field("longest", max_seconds),
+            "seed": whole_field("seed", seed),
             "voice": voice if self.voices else None,
         }
-        length = length_of("draft length", draft_length)
+        length = draft_length_field("draft length", draft_length)
         control = Fixed(length) if isinstance(length, int) else length  # drafts from the first round, and not behind the first sound
         drafting = {"drafter": self._drafter(drafter), "accept": accept, "draft_length": control}
         plain: dict[str, Any] = {"drafter": None, "accept": "exact"}
@@ -194,7 +194,7 @@ class SpeechSide:
                 LiveGeneration("plain", lambda view, on_step: say(plain, view, on_step), view, "plain"),
                 LiveGeneration("speculative", lambda view, on_step: say(drafting, view, on_step), view, (drafter, accept)),
             ],
-            some_number("slow motion", slow),
+            number_field("slow motion", slow),
         )
 
     def board(self, comparison: LiveComparison, text: str) -> str:

@@ -10,7 +10,7 @@ from mmspec.loading.text import MINIS, Pair
 from mmspec.serving.ui.comparison import LiveComparison, LiveGeneration
 from mmspec.serving.ui.models import UiModel
 from mmspec.serving.ui.rendering import Sameness, board
-from mmspec.serving.ui.settings import length_of, some_number, some_text, whole_number
+from mmspec.serving.ui.settings import draft_length_field, number_field, text_field, whole_field
 from mmspec.text.pieces import TextRounds
 
 ACCEPT = ("exact", "match", "token", "block", "typical", "lenience", "ensemble", "topk-gap")
@@ -117,16 +117,16 @@ class TextSide:
             ValueError: for an invalid value, in one line. Others are refused by `mmspec.text.generate` when it runs.
         """
         pair = replace(self.pair, chat=bool(chat))
-        text = some_text("prompt", prompt, "write the beginning of a text")
+        text = text_field("prompt", prompt, "write the beginning of a text")
         options: dict[str, Any] = {
-            "temperature": some_number("temperature", temperature),
-            "top_p": None if some_number("top-p", top_p) == 1 else top_p,
-            "max_new_tokens": whole_number("new tokens", max_new_tokens, 1),
-            "seed": whole_number("seed", seed),
+            "temperature": number_field("temperature", temperature),
+            "top_p": None if number_field("top-p", top_p) == 1 else top_p,
+            "max_new_tokens": whole_field("new tokens", max_new_tokens, 1),
+            "seed": whole_field("seed", seed),
             "tree": None,
             "stop_below": None,
         }
-        drafting = {"drafter": self._drafter(drafter), "accept": accept, "draft_length": length_of("draft length", draft_length)}
+        drafting = {"drafter": self._drafter(drafter), "accept": accept, "draft_length": draft_length_field("draft length", draft_length)}
         if pair.view is not None:
             drafting["view"] = pair.view
 
@@ -142,7 +142,7 @@ class TextSide:
                 LiveGeneration("plain", lambda _, on_step: generate(plain, on_step), view, "plain"),
                 LiveGeneration("speculative", lambda _, on_step: generate(drafting, on_step), view, (drafter, accept)),
             ],
-            some_number("slow motion", slow),
+            number_field("slow motion", slow),
         )
 
     def board(self, comparison: LiveComparison, prompt: str) -> str:
