@@ -4,15 +4,16 @@ from typing import Annotated
 
 import typer
 
-from mmspec.commands import bench, caption, demo, explain, image, models, plan, recipe, recommend, serve, speech, text, transcribe
+from mmspec.commands import bench, caption, demo, explain, image, models, plan, recipe, recommend, speech, text, transcribe
 from mmspec.commands.checking import check
 from mmspec.commands.common import Commands
 from mmspec.commands.options.completion import with_completion
 from mmspec.commands.recommendation import append, assign, evaluate, index, prepare, train
+from mmspec.commands.services import serve, ui
 from mmspec.utils.version import __version__
 
 app = typer.Typer(cls=Commands, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode="rich")
-for _module in (demo, text, image, speech, transcribe, caption, recommend, serve, bench, check, explain, plan, models, recipe):
+for _module in (demo, text, image, speech, transcribe, caption, recommend, serve, ui, bench, check, explain, plan, models, recipe):
     _command = getattr(_module, _module.__name__.rpartition(".")[2])  # each module holds one command of its own name
     app.command(epilog=_module.EXAMPLES)(with_completion(_command))
 for _module in (prepare, train, evaluate, assign, append, index):  # steps of recommend: `mmspec recommend prepare`

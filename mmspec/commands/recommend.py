@@ -181,7 +181,7 @@ def _few(given: dict[str, Any]) -> None:
 
     from mmspec.jobs.recommendations import Recommend
     from mmspec.jobs.recommendations_job import read_allowed_items
-    from mmspec.loading.recsys import load_recommender
+    from mmspec.loading.recsys import items_of, load_recommender
     from mmspec.recsys.methods import method_of
     from mmspec.run.arguments import check_items
     from mmspec.utils.devices import device_of
@@ -197,7 +197,7 @@ def _few(given: dict[str, Any]) -> None:
         if loaded.drafter is None or modes == ["plain"]:
             raise ValueError("--compare shows plain search beside another mode: give a drafter, and no --method plain")
         modes.append("plain")
-    requests = [(None, _items(text, loaded.catalogue)) for text in given["history"] or ()] + _simulated(given, loaded)
+    requests = [(None, items_of(text, loaded.catalogue, "--history")) for text in given["history"] or ()] + _simulated(given, loaded)
     options = {name: given[name] for name in ("k", "beams", "width", "draft_length", "unseen", "temperature")}
     options["allowed"] = None if given["only"] is None else read_allowed_items(given["only"], loaded.catalogue)
     works = [Recommend(loaded, options | {"mode": mode}, given["rows"], given["seed"]) for mode in modes]
@@ -219,17 +219,6 @@ def _search(work: Any, users: list[Any], done: Any) -> list[dict[str, list[Any]]
             found[place] = {"items": items, "scores": scores}
         done(len(part))
     return found
-
-
-def _items(text: str, catalogue: Any) -> list[Any]:
-    """Return the items of --history."""
-    parts = [part.strip() for part in text.split(",") if part.strip()]
-    if isinstance(catalogue.items[0], int):
-        for part in parts:
-            if not part.removeprefix("-").isdecimal():
-                raise ValueError(f"--history has {part!r}: this catalogue's items are whole numbers, such as {catalogue.items[0]}")
-        return [int(part) for part in parts]
-    return parts
 
 
 def _simulated(given: dict[str, Any], loaded: Any) -> list[tuple[Any, list[Any]]]:

@@ -71,6 +71,29 @@ def load_recommender(
     return Recommender(name, model, items, found, drafter)
 
 
+def items_of(text: str, catalogue: Catalogue, name: str) -> list[Any]:
+    """Parse items that were typed, separated by commas.
+
+    Args:
+        text: the items; whole numbers for a catalogue of numbers.
+        catalogue: the items that there are.
+        name: the option or field, for messages.
+
+    Returns:
+        The items; that they are in the catalogue is not checked.
+
+    Raises:
+        ValueError: for what is no whole number, where the catalogue's items are.
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if isinstance(catalogue.items[0], int):
+        for part in parts:
+            if not part.removeprefix("-").isdecimal():
+                raise ValueError(f"{name} has {part!r}: this catalogue's items are whole numbers, such as {catalogue.items[0]}")
+        return [int(part) for part in parts]
+    return parts
+
+
 def _mini(name: str, catalogue: str | Path | None, drafter: str | None, dtype: str, device: torch.device | str) -> Recommender:
     given = None if catalogue is None else Catalogue.read(catalogue)
     mini = minis.load("recsys")

@@ -149,6 +149,8 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
     plan |= {f"--{name}": (*BAD_INTS, "0") for name in ("rows", "stages", "free-columns", "nodes", "tokens")}
     plan |= {"--prompt": BAD_INTS, "--sibling-factor": BAD_FLOATS, "--seed": SEED, "--measured": _files(folder, "json")}
     plan |= {"--acceptance": (*BAD_FLOATS, "0.8,", "2", *_files(folder, "json")), "--exit-acceptance": (*BAD_FLOATS, "0.5")}
+    page = {name: serving[name] for name in ("--text", "--drafter", "--port", "--host")}
+    page |= {"--draft-length": (*BAD_LENGTHS, "thompson"), "--seed": SEED, "--device": BAD_DEVICES}
     return {
         "plan": (["--target-ms", "30", "--draft-ms", "3", "--acceptance", "0.8"], plan),
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
@@ -172,6 +174,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "bench": (["--limit", "1"], bench),
         "explain": (["--limit", "1", "--max-new-tokens", "2"], explain),
         "serve": (["--text", "mini", "--port", "70000"], serving),  # a port that there is not: nothing is served
+        "ui": (["--text", "mini", "--port", "70000"], page),
         "demo": (["--quick"], {"--out": _outputs(folder, ".html"), "--device": BAD_DEVICES, "--seed": SEED}),
         "models": ([], {"--seed": SEED, "--device": BAD_DEVICES, "--sped": ("1",), "--json": ("x", "1")}),
         "recipe": ([], {"--copy": ("nowhere", ""), "--path": ("nope", "../../etc/passwd")}),

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.bench.report.pieces import Pieces
 from mmspec.minis import vlm_model as sights
 from mmspec.minis.drawn import scenes
 from mmspec.text import generate
+from mmspec.text.pieces import Pieces
 
 HELD = 10**9
 

@@ -12,7 +12,7 @@ import openai
 import pytest
 
 from mmspec.cli import app
-from mmspec.commands.serve import _drafters
+from mmspec.commands.services.drafters import drafters_by_kind
 from mmspec.serving.http.loading import model_id
 from mmspec.serving.http.options import ServerOptions
 from mmspec.serving.http.server import address_of, bound_socket
@@ -101,11 +101,11 @@ def test_wrong_command_lines(capsys, monkeypatch):
 
 
 def test_drafters_by_kind():
-    assert _drafters(["lookup"], ["text"]) == {"text": "lookup"}
-    assert _drafters(["text=lookup", "speech=vadusa"], ["text", "speech"]) == {"text": "lookup", "speech": "vadusa"}
-    assert _drafters(["./a=b"], ["text"]) == {"text": "./a=b"}
+    assert drafters_by_kind(["lookup"], ["text"], "served") == {"text": "lookup"}
+    assert drafters_by_kind(["text=lookup", "speech=vadusa"], ["text", "speech"], "served") == {"text": "lookup", "speech": "vadusa"}
+    assert drafters_by_kind(["./a=b"], ["text"], "served") == {"text": "./a=b"}
     with pytest.raises(ValueError, match="given twice"):
-        _drafters(["lookup", "text=suffix"], ["text"])
+        drafters_by_kind(["lookup", "text=suffix"], ["text"], "served")
 
 
 def test_ids_of_models(tmp_path):

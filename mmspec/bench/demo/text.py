@@ -9,11 +9,11 @@ from mmspec.bench.compare.peers import run_transformers, synchronize
 from mmspec.bench.compare.run import times_faster, versus
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import by_position, millions, phases
-from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
 from mmspec.minis import load, shipped_drafters
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.text.pieces import TextRounds
 
 SAMPLED = 0.8
 _BUDGET = 45.0  # seconds after which no further prompt is begun

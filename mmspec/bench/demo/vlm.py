@@ -10,7 +10,6 @@ from mmspec.bench.compare.peers import constant_draft_tokens, run_transformers, 
 from mmspec.bench.compare.run import times_faster, versus
 from mmspec.bench.demo.run import DemoRequest, Section
 from mmspec.bench.report.page import by_position, millions, phases
-from mmspec.bench.report.pieces import TextRounds
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair
 from mmspec.minis import HOME, Mini, load
@@ -18,6 +17,7 @@ from mmspec.minis.drawn.scenes import word_kinds
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.text import ensemble, view
 from mmspec.text.inputs.vision_inputs import VisionPrompt
+from mmspec.text.pieces import TextRounds
 
 DRAFT_TOKENS, SAMPLED = 5, 0.8
 _BUDGET = 40.0  # seconds after which no further picture is begun

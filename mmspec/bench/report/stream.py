@@ -3,9 +3,9 @@
 import sys
 from collections.abc import Callable
 
-from mmspec.bench.report.pieces import Pieces
 from mmspec.core.records import Step
 from mmspec.core.stats import Stats
+from mmspec.text.pieces import Pieces
 
 _UNDERLINED, _PLAIN = "\033[4m", "\033[24m"
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 import mmspec
-from mmspec.bench.report.pieces import Pieces, TextRounds
+from mmspec.text.pieces import Pieces, TextRounds
 
 TEXTS = ["Once upon a time.", "na\u00efve caf\u00e9, 12 \u20ac, \U0001f600\U0001f9ff!", "\n\nQuestion: \u4f60\u597d\n"]
 

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 from mmspec.commands import common
 from mmspec.commands.common import HOW, WHAT, option
+from mmspec.commands.services.drafters import drafters_by_kind
 
 EXAMPLES = """Examples:
 
@@ -65,7 +66,7 @@ def serve(
     kinds = {kind: given[kind] for kind in ("text", "image", "speech", "recognizer", "recommender") if given[kind] is not None}
     if not kinds:
         raise ValueError("no model: give --text, --image, --speech, --recognizer or --recommender")
-    drafters = _drafters(drafter or [], list(kinds))
+    drafters = drafters_by_kind(drafter or [], list(kinds), "served")
     if text is None:
         common.refuse_unread(
             "is for text models: give --text too, or leave it out", "--draft-length", "--tree", "--max-rows", "--max-tokens"
@@ -82,23 +83,6 @@ def _check_installed() -> None:
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise ImportError(f"mmspec serve needs {error.name}: pip install mmspec[serve]") from None
-
-
-def _drafters(given: list[str], kinds: list[str]) -> dict[str, str]:
-    """Return the drafters by kind of model."""
-    found: dict[str, str] = {}
-    for word in given:
-        kind, equals, name = word.partition("=")
-        if not equals or kind not in ("text", "image", "speech", "recognizer", "recommender"):
-            kind, name = kinds[0], word
-            if len(kinds) > 1:
-                raise ValueError(f"--drafter {word} is for one of several models: give KIND=NAME, such as {kinds[0]}={word}")
-        if kind not in kinds:
-            raise ValueError(f"--drafter {word} is for a {kind} model, and none is served: give --{kind} too")
-        if kind in found:
-            raise ValueError(f"--drafter was given twice for the {kind} model: give one")
-        found[kind] = name
-    return found
 
 
 def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], options: Any) -> None:

@@ -1,0 +1,1 @@
+"""Commands that run until they are stopped: `mmspec serve` and `mmspec ui`, and what they share."""
