@@ -33,7 +33,7 @@ def make_job(args: argparse.Namespace) -> Job:
         run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
     )
     source = Lines(args.prompts)
-    work = Continue(load_pair(config))
+    work = Continue(load_pair(config), rows=args.batch_size, continuous=args.batching == "continuous")
     model, options = text_job_identity(work.pair)
     return Job(
         source=source,
@@ -43,9 +43,9 @@ def make_job(args: argparse.Namespace) -> Job:
         out=args.out,
         model=model,
         options=options,
-        batch_size=args.batch_size,
+        batch_size=args.shard_size,  # the worker takes a shard and runs `rows` of its records at a time
         shard_size=args.shard_size,
-        about=provenance(work.pair.target.device) | {"exactness": work.pair.exactness},
+        about=provenance(work.pair.target.device) | {"exactness": work.pair.exactness, "rows": args.batch_size, "batching": args.batching},
         measures=work.measures,
     )
 
@@ -56,7 +56,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")
     parser.add_argument("--drafter", default="model", help="a name that `mmspec models` lists, or a path")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="prompts that run at a time")
+    parser.add_argument("--batching", choices=("continuous", "static"), default="continuous", help="prompts join as others end, or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="lines a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)

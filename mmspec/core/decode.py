@@ -10,10 +10,11 @@ from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control, PutsOff, chosen_once, expect_start, next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
-from mmspec.core.records import Committed, Step
-from mmspec.core.result import Generation, committed
+from mmspec.core.records import Step
+from mmspec.core.result import DecodeError, Generation, committed
 from mmspec.core.rows.changes import ChangesRows, joined_pending, pending_rows, refuse_fixed_rows, rows_of
 from mmspec.core.stats import RoundClock, Stats
+from mmspec.core.stopping import check_health
 from mmspec.utils.renamed import old_names
 
 if TYPE_CHECKING:
@@ -119,7 +120,14 @@ class Rounds:
 
         Raises:
             FloatingPointError: when the target's logits hold NaN or +inf, naming the row and the output position.
+            DecodeError: for a ValueError of the round's own.
         """
+        try:
+            return self._run()
+        except ValueError as error:
+            raise DecodeError(str(error)) from error
+
+    def _run(self) -> Step:
         length = self._choose(self._next) if self.length is None else self.length
         self.length, clock, stopping, session, proposer = None, self.clock, self.stopping, self.session, self.proposer
         draft = proposer.propose(self.pending, stopping.budget(length), self.noise)
@@ -128,7 +136,8 @@ class Rounds:
         scored = session.score(draft)
         clock.lap("score")
         verdict, committed = stopping.commit(draft, scored, self.accept(draft, scored, self.noise))
-        _check_health(stopping, committed)
+        check_health(stopping, committed)
+        logprobs = None if scored.reported is None else scored.reported.of(draft, verdict, committed)
         clock.lap("accept")
         session.commit(verdict.keep, max(committed.accepted) + draft.roots)
         clock.lap("commit")
@@ -140,7 +149,7 @@ class Rounds:
             self.controller.charge(seconds["draft_prefill"])
         if not self.held:
             self.controller.observe(length, committed, seconds["total"])
-        return Step(draft, verdict, committed, seconds)
+        return Step(draft, verdict, committed, seconds, logprobs)
 
     def _choose(self, choose: Callable[[], int]) -> int:
         """The draft length of the coming round: 0 as long as the generation is to be plain."""
@@ -195,16 +204,6 @@ class Rounds:
         for role, part in named.items():
             refuse_fixed_rows(part, role)
         return tuple(named.values())  # pyright: ignore[reportReturnType]
-
-
-def _check_health(stopping: StoppingCriteria, committed: Committed) -> None:
-    for row, healthy in enumerate(committed.healthy):
-        if not healthy and committed.values[row]:
-            step = len(stopping.outputs[row]) - len(committed.values[row])
-            raise FloatingPointError(
-                f"the target's logits hold NaN or infinity in row {row} at output position {step}: "
-                "check the weights and the dtype (float16 overflows where bfloat16 does not)"
-            )
 
 
 def run(

@@ -200,6 +200,7 @@ class Scored:
     context: Context | None = None  # at the prompt, in the round that ran it
     healthy: Tensor | None = None  # [B] bool: no NaN or +inf among this row's logits
     confidence: Tensor | None = None  # [B, N] of a drafter that estimates it: chance that the target accepts the next draft token
+    reported: Any = None  # `ReportedScores` of the rows whose log-probabilities are asked for
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +241,7 @@ class Step:
     verdict: Verdict  # its outcome on the device
     committed: Committed  # its outcome on the host
     seconds: dict[str, float]  # by phase, as in `core.stats.PHASES`
+    logprobs: list[list[Any]] | None = None  # by row, a `TokenLogprob` for each committed token; None if no row asks for them
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,3 +59,7 @@ def _joined(values: Sequence[Any], device: torch.device) -> Tensor:
     """Return one row's values [S, *value]; vectors are on the device already."""
     vectors = bool(values) and isinstance(values[0], Tensor)
     return torch.stack(list(values)) if vectors else torch.tensor(values, dtype=torch.long, device=device)
+
+
+class DecodeError(ValueError):
+    """A ValueError that a round has raised, as opposed to one for an invalid argument; the message is the same."""

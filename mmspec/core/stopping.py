@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.protocols import StoppingCriteria
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import rows_of
 from mmspec.utils.devices import to_device
@@ -138,6 +139,25 @@ class DefaultStopping:
         for row, ended in enumerate(committed.ended):
             if ended:
                 self.remaining[row] = 0
+
+
+def check_health(stopping: StoppingCriteria, committed: Committed) -> None:
+    """Check that the target's logits of a round hold no NaN or infinity.
+
+    Args:
+        stopping: the stopping criteria, which have taken the round in.
+        committed: the round.
+
+    Raises:
+        FloatingPointError: naming the row and the output position.
+    """
+    for row, healthy in enumerate(committed.healthy):
+        if not healthy and committed.values[row]:
+            step = len(stopping.outputs[row]) - len(committed.values[row])
+            raise FloatingPointError(
+                f"the target's logits hold NaN or infinity in row {row} at output position {step}: "
+                "check the weights and the dtype (float16 overflows where bfloat16 does not)"
+            )
 
 
 def _one_of(ends: Tensor) -> EndTest | None:

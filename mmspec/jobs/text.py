@@ -8,7 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.stats import Stats
+from mmspec.jobs.text_rows import continued, joinable_model
 from mmspec.loading.text import Pair
+from mmspec.serving.text_model import TextModel, TextOptions, TextWork
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
@@ -18,11 +20,21 @@ class Continue:
     """Worker that continues a record's "prompt" and adds "text" and "tokens" (ids) to the record.
 
     Record i draws with seed + i, so under an exact rule its output does not depend on its batch.
+
+    Args:
+        pair: target, drafter and settings.
+        stops: stop functions, as in `mmspec.text.generate`.
+        stats: counts over everything that was run.
+        rows: most records that run at a time, of batches that may be larger; None for whole batches.
+        continuous: let records join as others end, where the pair allows it; else, and where `rows` is None, batches begin and end
+            together.
     """
 
     pair: Pair
     stops: Sequence[Any] = ()
-    stats: Stats = field(default_factory=Stats)  # counts over everything that was run
+    stats: Stats = field(default_factory=Stats)
+    rows: int | None = None
+    continuous: bool = True
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record. ValueError for a missing prompt, or one too long for the model."""
@@ -45,13 +57,36 @@ class Continue:
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         """Continue a batch of (index, record) and yield its records, with "text" and "tokens", in order."""
-        seeds = [self.pair.config.run.seed + index for index, _ in batch]
-        inputs = self.pair.inputs([record["prompt"] for _, record in batch])
-        out = self.pair.generate(inputs, seed=seeds, stops=self.stops, on_step=self.stats.add)
-        self.stats.exactness = out.stats.exactness
-        for row, (_, record) in enumerate(batch):
-            ids = out.sequences[row, : out.lengths[row]].tolist()
+        model = None if self.rows is None or not self.continuous else self._model
+        for (_, record), ids in zip(batch, self._together(batch) if model is None else self._joining(model, batch), strict=True):
             yield record | {"text": self.pair.decode(ids), "tokens": ids}
+
+    @cached_property
+    def _model(self) -> TextModel | None:
+        return joinable_model(self.pair)
+
+    def _together(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[list[int]]:
+        """The tokens of every record, from batches that begin and end together."""
+        size = self.rows or max(1, len(batch))
+        for part in (batch[first : first + size] for first in range(0, len(batch), size)):
+            seeds = [self.pair.config.run.seed + index for index, _ in part]
+            inputs = self.pair.inputs([record["prompt"] for _, record in part])
+            out = self.pair.generate(inputs, seed=seeds, stops=self.stops, on_step=self.stats.add)
+            self.stats.exactness = out.stats.exactness
+            yield from (out.sequences[row, : out.lengths[row]].tolist() for row in range(len(part)))
+
+    def _joining(self, model: TextModel, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[list[int]]:
+        """The tokens of every record, from one generation that records join and leave."""
+        run = self.pair.config.run
+        settings = (run.temperature, run.top_k, run.top_p, run.repetition_penalty)
+        self.stats.exactness = model.rule.exactness
+
+        def works() -> Iterator[TextWork]:
+            for index, record in batch:
+                options = TextOptions(run.max_new_tokens, run.seed + index, *settings, stops=self.stops)
+                yield model.read(self.pair.inputs([record["prompt"]]), options)
+
+        return continued(model, works(), self.rows or 1, self.stats.add)
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""
@@ -64,16 +99,14 @@ def run_bulk(
     """Continue every record, in order. All prompts are checked first; ValueError names an invalid one."""
     if batch_size < 1:
         raise ValueError(f"batch size is {batch_size}: give at least 1")
-    work = Continue(pair, stops, stats)
+    work = Continue(pair, stops, stats, rows=batch_size)
     for record in records:
         try:
             work.check(record)
         except ValueError as error:
             where = f"the prompt on line {record['line']}" if "line" in record else f"prompt {str(record.get('prompt'))[:40]!r}"
             raise ValueError(f"{where} {error}") from None
-    numbered = list(enumerate(records))
-    for first in range(0, len(records), batch_size):
-        yield from work(numbered[first : first + batch_size])
+    yield from work(list(enumerate(records)))
 
 
 def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:

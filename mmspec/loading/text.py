@@ -97,7 +97,13 @@ class Pair:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     @property
-    def _stop_below(self) -> float | None:
+    def tree(self) -> Any:
+        """The `tree` of its calls."""
+        return self.config.drafter.tree if shaped(self.config.drafter.kind) else None
+
+    @property
+    def stop_below(self) -> float | None:
+        """The `stop_below` of its calls."""
         return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
 
     def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
@@ -109,8 +115,8 @@ class Pair:
             "drafter": self.drafter,
             "accept": self.accept,
             "draft_length": self.config.drafter.length,
-            "tree": self.config.drafter.tree if shaped(self.config.drafter.kind) else None,
-            "stop_below": None if "drafter" in changes else self._stop_below,
+            "tree": self.tree,
+            "stop_below": None if "drafter" in changes else self.stop_below,
             "max_new_tokens": run.max_new_tokens,
             "temperature": run.temperature,
             "top_k": run.top_k,

@@ -88,11 +88,11 @@ class HFSession(SessionRows):
         """
         first, prompt = self.scored, self.context
         logits, hidden, layout = self.run(draft)
-        healthy = self.healthy(logits)
         p, fresh = self.distributions(logits, draft, layout, first, deferred=True), draft.size - first
+        found = Scored(p, hidden, healthy=self.healthy(logits), reported=self.reported(logits, draft, layout, first))
         if hidden is None or prompt is None:
-            return Scored(p, hidden, healthy=healthy)
-        return Scored(p, hidden[:, -fresh:], Context(*prompt, hidden[:, :-fresh]), healthy)
+            return found
+        return replace(found, hidden=hidden[:, -fresh:], context=Context(*prompt, hidden[:, :-fresh]))
 
     def run(self, draft: Draft) -> tuple[Tensor, Tensor | None, Layout]:
         """Run the nodes of a draft not run before in this round, with the prompt if that is not cached yet.

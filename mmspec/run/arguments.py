@@ -251,6 +251,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "guidance": _numbers("a number from 0 on; 1 or None is no guidance", lambda value: 0 <= value < inf),
     "histories": _batch,
     "k": _whole(1, MOST_TOKENS),
+    "logprobs": _whole(0, MOST_TOKENS, optional=True),
     "max_length": _whole(2, MOST_TOKENS, optional=True),
     "max_new_tokens": _whole(1, MOST_TOKENS),
     "max_queue": _whole(1, MOST_TOKENS),

@@ -88,6 +88,7 @@ class Engine:
         max_new_tokens: int = 128,
         processors: Sequence[Processor] = (),
         stops: Sequence[Stop] = (),
+        logprobs: int | None = None,
         priority: int = 0,
         wait: float | None = 0.0,
     ) -> RequestHandle:
@@ -97,6 +98,8 @@ class Engine:
             inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding.
             seed, temperature, top_k, top_p, repetition_penalty, max_new_tokens, processors, stops: as in `mmspec.text.generate`, for one
                 row.
+            logprobs: keep the log-probability of every token, and those of this many most likely tokens beside it, in `handle.logprobs`.
+                They are of the distribution that the token was drawn from; at temperature 0 of that before the temperature.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
 
@@ -109,7 +112,7 @@ class Engine:
             RuntimeError: if the engine is closed, or its thread has ended.
         """
         check(priority=priority)
-        options = TextOptions(max_new_tokens, seed, temperature, top_k, top_p, repetition_penalty, processors, stops)
+        options = TextOptions(max_new_tokens, seed, temperature, top_k, top_p, repetition_penalty, processors, stops, logprobs)
         with torch.no_grad():
             work = self.model.read(inputs, options)
         handle = RequestHandle(work, priority, self.model.rule.exactness)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.records import Committed, Step
 from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
@@ -30,6 +31,7 @@ class RequestHandle:
         self.stats = Stats(exactness=exactness)
         self.cancelled = False  # asked for; the row leaves before the next round
         self._tokens: list[int] = []
+        self._logprobs: list[TokenLogprob] = []  # as many as tokens where they are asked for
         self._seen = 0  # tokens of the run under way, which may be a second one
         self._state = Condition()
         self.submitted = monotonic()
@@ -53,6 +55,12 @@ class RequestHandle:
         """The tokens committed so far."""
         with self._state:
             return list(self._tokens)
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        """The log-probabilities of the tokens committed so far; none if they were not asked for."""
+        with self._state:
+            return list(self._logprobs)
 
     def cancel(self) -> None:
         """End the request before the next round. Nothing happens if it has ended."""
@@ -135,7 +143,9 @@ class RequestHandle:
         own = replace(step, committed=_row_of(step.committed, row))
         with self._state:
             self.stats.add(own)
-            self._tokens += values[max(0, len(self._tokens) - self._seen) :]
+            new = max(0, len(self._tokens) - self._seen)
+            self._tokens += values[new:]
+            self._logprobs += [] if step.logprobs is None else step.logprobs[row][new:]
             self._seen += len(values)
             self._state.notify_all()
         self._tell()

@@ -26,6 +26,11 @@ class TextPieces:
         self.start, self.end = self.end, len(self.ids)
         return text[len(before) :]
 
+    @property
+    def context(self) -> list[int]:
+        """The tokens that are decoded again with the next one."""
+        return self.ids[self.start :]
+
     def rest(self) -> str:
         """Return the text behind the last piece, for the end: a part of a character, or nothing."""
         before, text = self.decode(self.ids[self.start : self.end]), self.decode(self.ids[self.start :])

@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from mmspec.core.control import ControlSession
-from mmspec.core.decode import Rounds
+from mmspec.core.decode import OnStep, Rounds
 from mmspec.core.records import Step
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.text_model import TextModel
@@ -61,10 +61,13 @@ class Scheduler:
         max_rows: most rows, those whose prompts are being run included.
         piece: columns of prompts that are run between two rounds.
         take: returns the next request that may start, or None; called with the most tokens that its prompt may have, or None for any.
+        on_step: called with every round, those of starting requests included.
     """
 
-    def __init__(self, model: TextModel, max_rows: int, piece: int, take: Callable[[int | None], RequestHandle | None]):
-        self.model, self.max_rows, self.piece, self.take = model, max_rows, piece, take
+    def __init__(
+        self, model: TextModel, max_rows: int, piece: int, take: Callable[[int | None], RequestHandle | None], on_step: OnStep = None
+    ):
+        self.model, self.max_rows, self.piece, self.take, self.on_step = model, max_rows, piece, take, on_step
         self.counts = EngineCounts()
         self.controller: ControlSession = model.control.begin()
         self.running: _Running | None = None
@@ -197,6 +200,8 @@ class Scheduler:
     def _take_in(self, part: "_Running", step: Step, prompt: int) -> None:
         """Hand every request its row of a round, which also ran `prompt` columns of prompts."""
         self._count((prompt + step.draft.size) * len(part.handles), 1)
+        if self.on_step is not None:
+            self.on_step(step)
         committed = step.committed
         for row, handle in enumerate(part.handles):
             if handle.done:

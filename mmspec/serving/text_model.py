@@ -1,7 +1,7 @@
 """A text model in an engine: what all requests share, and what is read of each."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.processors.reported import ReportingPipeline
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stopping import DefaultStopping, Stop
@@ -44,6 +45,7 @@ class TextOptions:
         temperature, top_k, top_p, repetition_penalty: how the distribution is formed.
         processors: further distribution processors.
         stops: functions of (0, ids committed so far) that return True where the request should end.
+        logprobs: report the log-probability of every token, and those of this many most likely tokens beside it; None reports none.
     """
 
     max_new_tokens: int = 128
@@ -54,6 +56,7 @@ class TextOptions:
     repetition_penalty: float | None = None
     processors: Sequence[Processor] = ()
     stops: Sequence[Stop] = ()
+    logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ class TextModel:
         for name, value in (given | {"seed": options.seed}).items():
             if isinstance(value, Sequence) and not isinstance(value, str):
                 raise ValueError(f"{name} has {len(value)} values, but a request of an engine is one row: give one number")
-        check(**given, processors=options.processors, stops=options.stops)
+        check(**given, processors=options.processors, stops=options.stops, logprobs=options.logprobs)
         Noise.from_seed([options.seed], 1)  # checks it
         prompt = TextPrompt.of(self.model, self.family, inputs)
         if len(prompt.ids) != 1:
@@ -167,7 +170,8 @@ class TextModel:
         if options.temperature != 0 and getattr(self.rule, "reads_raw", False):
             raise ValueError(f"temperature is {options.temperature}, but this engine accepts greedily: leave accept out")
         own = settings(self.model, self.family, prompt.inputs, (ids[None], prompt.mask[:, prompt.mask[0]]), *_lengths(options))
-        return TextWork(ids, shared.distributions(self.rule, (*own, *options.processors)), options)
+        formed = shared.distributions(self.rule, (*own, *options.processors))
+        return TextWork(ids, formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs), options)
 
     def open(self, works: Sequence[TextWork], control: Control | None = None) -> Rounds:
         """Open a generation of some requests, one a row.
@@ -200,7 +204,8 @@ class TextModel:
     def _drafter_for(self, target: HFTarget) -> Drafter:
         """The drafter with the requests' own processors, where it is a model; other drafters read them of the target's session."""
         if isinstance(self._drafter, ModelDrafter):
-            return self.request.resolve(target, self.rule).drafter
+            own: Any = target.processors.silent  # type: ignore[attr-defined]
+            return self.request.resolve(replace(target, processors=own), self.rule).drafter
         return self._drafter
 
     def _first(self) -> Control:

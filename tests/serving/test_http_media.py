@@ -287,3 +287,27 @@ def test_the_metrics_count_all_models(site):
         line = next(line for line in found.splitlines() if line.startswith(f'mmspec_tokens_total{{model="{name}"}}'))
         assert float(line.split()[-1]) > 0
     assert json.loads(httpx.get(f"{site.url}/health", timeout=WAIT).text) == {"status": "ok"}
+
+
+def test_an_error_of_the_decoding_is_not_the_clients(site, client, caplog):
+    """A ValueError of a forward is 500, one of an argument 400."""
+
+    def broken(*_):
+        raise ValueError("the inside of a model")
+
+    model = site.models.recommender.loaded.model
+    body = {"history": list(site.models.recommender.loaded.catalogue.items[:3]), "k": 2}
+    network = (
+        next(part for part in vars(model).values() if isinstance(part, torch.nn.Module))
+        if not isinstance(model, torch.nn.Module)
+        else model
+    )
+    hook = network.register_forward_pre_hook(broken)
+    try:
+        out = httpx.post(f"{site.url}/v1/recommendations", json=body, timeout=WAIT)
+    finally:
+        hook.remove()
+    assert (out.status_code, out.json()["error"]["message"]) == (500, "the request failed (DecodeError)")
+    assert "the inside of a model" in caplog.text
+    with pytest.raises(openai.BadRequestError):
+        client.audio.speech.create(model="mini-speech", input="one", voice="nobody")

@@ -152,7 +152,8 @@ def test_models_are_listed(client):
 
 WRONG = {
     "unknown field 'sed'": {"extra_body": {"sed": 1}},
-    "logprobs is not supported": {"logprobs": 2},
+    "logprobs: it should be": {"logprobs": 6},
+    "unknown field 'prompt_logprobs'": {"extra_body": {"prompt_logprobs": 1}},
     "frequency_penalty is not supported": {"frequency_penalty": 0.5},
     "echo is not supported": {"echo": True},
     "best_of is not supported": {"best_of": 3},
@@ -194,7 +195,7 @@ def test_values_without_an_effect_are_taken(site, client):
 def test_chats_are_refused_by_name(client):
     said = [{"role": "user", "content": STORY}]
     for words, options in {
-        "logprobs is not supported": {"logprobs": True},
+        "top_logprobs is for logprobs": {"top_logprobs": 2},
         "tools is not supported": {"tools": [{"type": "function", "function": {"name": "f"}}]},
         "response_format is not supported": {"response_format": {"type": "json_object"}},
         "both sent": {"max_tokens": 3, "max_completion_tokens": 3},

@@ -1,11 +1,14 @@
 """`mmspec serve`: models behind an HTTP server in the shapes of the OpenAI API."""
 
+import os
 import sys
+from collections.abc import Callable
 from typing import Annotated, Any
 
 from mmspec.commands import common
 from mmspec.commands.common import HOW, WHAT, option
 from mmspec.commands.services.drafters import drafters_by_kind
+from mmspec.utils.names import unknown
 
 EXAMPLES = """Examples:
 
@@ -14,9 +17,11 @@ EXAMPLES = """Examples:
   mmspec serve --text ./big --drafter ./small --max-rows 16 --port 9000
   mmspec serve --text mini --image mini --speech mini --drafter speech=vadusa
   mmspec serve --recognizer openai/whisper-base --drafter lookup
+  mmspec serve --text ./big --engine ray --replicas 4 --max-replicas 8
   MMSPEC_API_KEYS=one,two mmspec serve --recommender ./shop --host 0.0.0.0
 """
 SERVER, LIMITS = "Server", "Limits"
+ENGINES = ("local", "ray")
 _TEXT = "Language model: mini, a folder, a GGUF file or a hub name. At /v1/completions and /v1/chat/completions."
 _IMAGE = "Image model, as of mmspec image. At /v1/images/generations."
 _SPEECH = "Text-to-speech model, as of mmspec speech. At /v1/audio/speech."
@@ -27,6 +32,9 @@ _HOST = "Address to listen on; 127.0.0.1 by default, which other machines cannot
 _BODY = "Largest body in bytes; 33554432 by default. Larger ones get 413."
 _SOUND = "Longest recording, and longest sound that is made; 3600 by default."
 _TIMEOUT = "Seconds that a request may take; 300 by default. Then it is cancelled and gets 504."
+_ENGINE = "local (one process, the default) or ray: replicas behind one address, by Ray Serve."
+_REPLICAS = "Replicas of the ray engine, each with its own models; 1 by default."
+_MOST = "Most replicas of the ray engine: it adds and ends some with the load. --replicas by default."
 _GRACE = "Seconds that running requests may take to finish after SIGTERM or Ctrl+C; 10 by default. Then they are cancelled."
 _INPUTS = "Most outputs of one request (prompts times n, pictures, histories); 16 by default."
 
@@ -45,6 +53,9 @@ def serve(
     host: Annotated[str, option(SERVER, _HOST, metavar="NAME")] = "127.0.0.1",
     port: Annotated[int, option(SERVER, "Port; 8000 by default, 0 for a free one.", metavar="N")] = 8000,
     grace: Annotated[float, option(SERVER, _GRACE, metavar="S")] = 10.0,
+    engine: Annotated[str, option(SERVER, _ENGINE, metavar="NAME")] = "local",
+    replicas: Annotated[int | None, option(SERVER, _REPLICAS, metavar="N")] = None,
+    max_replicas: Annotated[int | None, option(SERVER, _MOST, metavar="N")] = None,
     max_rows: Annotated[int, option(LIMITS, "Text requests that run at a time; 8 by default.", metavar="N")] = 8,
     max_queue: Annotated[int, option(LIMITS, "Requests of a model that wait; 256 by default. Others get 429.", metavar="N")] = 256,
     max_tokens: Annotated[int, option(LIMITS, "Most new tokens of a text request; 1024 by default.", metavar="N")] = 1024,
@@ -63,6 +74,10 @@ def serve(
     names = ("max_rows", "max_queue", "max_tokens", "max_inputs", "max_body", "max_seconds", "timeout")
     limits = ServerLimits(**{name: given[name] for name in names})
     options = ServerOptions(host, port, limits, api_keys(), grace)
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if engine != "ray":
+        common.refuse_unread("is for replicas: give --engine ray too, or leave it out", "--replicas", "--max-replicas")
     kinds = {kind: given[kind] for kind in ("text", "image", "speech", "recognizer", "recommender") if given[kind] is not None}
     if not kinds:
         raise ValueError("no model: give --text, --image, --speech, --recognizer or --recommender")
@@ -87,31 +102,48 @@ def _check_installed() -> None:
 
 def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], options: Any) -> None:
     common.begin(given["verbose"])
-    from rich.console import Console
+    from mmspec.serving.http.loading import ModelNames, model_id
 
-    from mmspec.serving.http.endpoints.app import create_app
-    from mmspec.serving.http.loading import ModelNames, load_served
-    from mmspec.serving.http.server import address_of, bound_socket, serve_app
+    shared = {"device": given["device"] or "auto", "dtype": given["dtype"] or "float32"}
+    config = None
+    if "text" in kinds:
+        words = {"model": kinds["text"], "drafter": drafters.get("text"), "draft_length": given["draft_length"], "tree": given["tree"]}
+        config = common.config_of(words | shared)
+    names = ModelNames(config, {kind: name for kind, name in kinds.items() if kind != "text"}, drafters, **shared)
+    ids = {kind: model_id(kind, name) for kind, name in kinds.items()}
 
-    with bound_socket(options) as bound:
-        shared = {"device": given["device"] or "auto", "dtype": given["dtype"] or "float32"}
-        config = None
-        if "text" in kinds:
-            words = {"model": kinds["text"], "drafter": drafters.get("text"), "draft_length": given["draft_length"], "tree": given["tree"]}
-            config = common.config_of(words | shared)
-        others = {kind: name for kind, name in kinds.items() if kind != "text"}
-        with Console(stderr=True).status("loading") as status:
-            models = load_served(
-                ModelNames(config, others, drafters, **shared), options.limits, lambda name: status.update(f"loading {name}")
-            )
-        app = create_app(models, options.limits, options.keys)
-        bound.listen()
-        url, ids = address_of(bound), {kind: served.id for kind, served in models.all.items()}
+    def tell(url: str) -> None:
         if given["as_json"]:
             common.emit({"url": url, "models": ids, "keys": len(options.keys)})
             sys.stdout.flush()  # the process goes on
         _tell(url, ids, options)
+
+    serve_models = _serve_replicas if given["engine"] == "ray" else _serve_here
+    serve_models(given, names, options, tell)
+
+
+def _serve_here(given: dict[str, Any], names: Any, options: Any, tell: Callable[[str], None]) -> None:
+    from rich.console import Console
+
+    from mmspec.serving.http.endpoints.app import create_app
+    from mmspec.serving.http.loading import load_served
+    from mmspec.serving.http.server import address_of, bound_socket, serve_app
+
+    with bound_socket(options) as bound:
+        with Console(stderr=True).status("loading") as status:
+            models = load_served(names, options.limits, lambda name: status.update(f"loading {name}"))
+        app = create_app(models, options.limits, options.keys)
+        bound.listen()
+        tell(address_of(bound))
         serve_app(app, bound, options)
+
+
+def _serve_replicas(given: dict[str, Any], names: Any, options: Any, tell: Callable[[str], None]) -> None:
+    from mmspec.serving.replicas.deployment import ReplicaCount, ReplicaPlan
+    from mmspec.serving.replicas.service import serve_replicas
+
+    count = ReplicaCount(1 if given["replicas"] is None else given["replicas"], given["max_replicas"])
+    serve_replicas(ReplicaPlan(names, options.limits, options.keys, os.getcwd()), count, options, tell)
 
 
 def _tell(url: str, ids: dict[str, str], options: Any) -> None:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.core.processors.history import History, Processor
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.processors.reported import ReportedScores, ReportingPipeline
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,34 @@ class RowPipelines:
     def repairs(self) -> bool:
         """True if the processors of all rows replace NaN and infinities."""
         return all(own.repairs for own in self.rows)
+
+    @cached_property
+    def reporting(self) -> list[tuple[int, ReportingPipeline]]:
+        """The rows whose committed tokens are reported, with their pipelines."""
+        return [(row, own) for row, own in enumerate(self.rows) if isinstance(own, ReportingPipeline)]
+
+    @property
+    def silent(self) -> "RowPipelines":
+        """These pipelines, of which none is reported."""
+        return RowPipelines(tuple(Pipeline(own.steps) if isinstance(own, ReportingPipeline) else own for own in self.rows))
+
+    def report(self, scores: Tensor, history: History) -> ReportedScores | None:
+        """Return the scores that are reported.
+
+        Args:
+            scores: raw scores [B, N, V].
+            history: the paths of the nodes.
+
+        Returns:
+            The scores of the rows that ask for it, processed; None if none does.
+        """
+        if not self.reporting:
+            return None
+        found = []
+        for row, own in self.reporting:
+            place = torch.tensor([row], device=scores.device)
+            found.append(own.reported(scores[row : row + 1], history.of_rows(place)))
+        return ReportedScores([row for row, _ in self.reporting], [own.count for _, own in self.reporting], torch.cat(found))
 
     def keep(self, kinds: tuple[type[Processor], ...]) -> "RowPipelines":
         """Return these pipelines without processors of other classes than `kinds`."""

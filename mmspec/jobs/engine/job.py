@@ -115,15 +115,19 @@ class _Ledger:
 def _outputs(job: Job, records: Iterable[tuple[int, Any]], ledger: _Ledger) -> Iterator[tuple[int, Any]]:
     """(index, output) for every record that is not rejected, in order."""
     for batch in _batches(_checked(job, records, ledger), job.batch_size):
-        found = list(job.work(batch))
-        if len(found) != len(batch):
-            raise RuntimeError(f"the worker gave {len(found)} outputs for {len(batch)} records: it must give one each, or a Reject")
-        for (index, _), output in zip(batch, found, strict=True):
+        count = 0
+        for count, output in enumerate(job.work(batch), 1):  # one by one: a worker may give some while it still works on others
+            if count > len(batch):
+                break
+            index = batch[count - 1][0]
             if isinstance(output, Reject):
                 ledger.reject(index, output.reason)
             else:
                 ledger.output()
                 yield index, output
+        if count != len(batch):
+            shown = f"more than {len(batch)}" if count > len(batch) else count
+            raise RuntimeError(f"the worker gave {shown} outputs for {len(batch)} records: it must give one each, or a Reject")
 
 
 def _checked(job: Job, records: Iterable[tuple[int, Any]], ledger: _Ledger) -> Iterator[tuple[int, Any]]:

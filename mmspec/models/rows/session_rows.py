@@ -8,9 +8,12 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.by_row import RowPipelines
+from mmspec.core.processors.reported import ReportedScores
+from mmspec.core.records import Draft
 from mmspec.core.rows.changes import changes_rows, join_tensors, rows_of
 
 if TYPE_CHECKING:
+    from mmspec.models.layout import Layout
     from mmspec.models.session import HFSession
     from mmspec.models.slot_cache import SlotCache
     from mmspec.models.target import HFTarget
@@ -56,6 +59,23 @@ class SessionRows:
         if isinstance(mine, RowPipelines) and isinstance(theirs, RowPipelines):
             self.target = replace(self.target, processors=mine.join_rows(theirs))  # pyright: ignore[reportArgumentType]
         self._measure()
+
+    def reported(self, logits: Tensor, draft: Draft, layout: "Layout", first: int) -> ReportedScores | None:
+        """Return the scores whose log-probabilities are asked for.
+
+        Args:
+            logits: [B, M, V] after the draft's columns from `first` on.
+            draft: the draft.
+            layout: where those columns are.
+            first: the first of the columns.
+
+        Returns:
+            The processed scores of the rows that ask; None if none does.
+        """
+        processors = self.target.processors
+        if not isinstance(processors, RowPipelines) or not processors.reporting:
+            return None
+        return processors.report(logits, self._history(draft, layout, first))  # type: ignore[attr-defined]
 
     def _measure(self: Any) -> None:
         """Bounds of the rows' lengths, read from the device once a change; processors of the new rows."""

@@ -7,12 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.stats import Stats
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.errors import ApiError
+from mmspec.serving.http.logprobs import LogprobEntries
 from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.schemas.text import TextBody
+from mmspec.serving.http.waiting import raise_failure
 from mmspec.serving.pieces import TextPieces
 from mmspec.text.settings.processors import StopStrings, end_ids
 
@@ -77,7 +80,9 @@ class TextChoice:
         self.index, self.handle, self.max_tokens = index, handle, max_tokens
         self._pieces, self._cutter = TextPieces(served.pair.decode), StopCutter(stops)
         self._ends = end_ids(served.pair.target.generation_config)
-        self._read = 0
+        self._read = self._told = 0  # tokens read, and characters of their text
+        self._given = 0  # characters of the text that were given out
+        self._entries = LogprobEntries(served.pair.decode)
         self.told = False  # its end was read
 
     def read(self) -> str:
@@ -86,14 +91,28 @@ class TextChoice:
         Raises:
             Exception: what ended the request, if it failed.
         """
-        done, tokens = self.handle.done, self.handle.tokens
-        text = "".join([self._cutter.add(self._pieces.add(token)) for token in tokens[self._read :]])
+        done, tokens, logprobs = self.handle.done, self.handle.tokens, self.handle.logprobs
+        new = range(self._read, len(tokens))
+        text = "".join([self._cutter.add(self._piece(tokens[place], logprobs[place : place + 1])) for place in new])
         self._read = len(tokens)
         if done and not self.told:
-            self.handle.result(0)
+            raise_failure(self.handle)
             text += self._cutter.add(self._pieces.rest()) + self._cutter.rest()
             self.told = True
+        self._given += len(text)
         return text
+
+    def logprobs(self) -> list[dict[str, Any]]:
+        """Return the entries of `LogprobEntries` that belong to the text read so far and were not returned before."""
+        return self._entries.take(self._given)
+
+    def _piece(self, token: int, logprobs: Sequence[TokenLogprob]) -> str:
+        """The text that is complete with a token, whose log-probabilities, if they are asked for, are noted."""
+        for found in logprobs:
+            self._entries.add(self._pieces.context, token, self._told, found)
+        piece = self._pieces.add(token)
+        self._told += len(piece)
+        return piece
 
     @property
     def finish_reason(self) -> str:
@@ -128,6 +147,7 @@ class Choices:
             "top_p": None if body.top_p == 1 else body.top_p,
             "repetition_penalty": body.repetition_penalty,
             "stops": stops,
+            "logprobs": body.reported,
         }
         try:
             for ids, most in zip(prompts, max_tokens, strict=True):

@@ -1,5 +1,6 @@
 """Errors in the shape of the OpenAI API: `{"error": {"message", "type", "param", "code"}}`."""
 
+import logging
 import queue
 import re
 from typing import Any
@@ -9,8 +10,10 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from mmspec.core.result import DecodeError
 from mmspec.serving.closed import EngineClosed
 
+_LOG = logging.getLogger("mmspec.serving")
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
 GONE = 499
 """Status noted for requests whose client has left; it is not sent."""
@@ -55,10 +58,10 @@ def error_body(status: int, message: str, param: str | None = None, code: str | 
 
 
 def api_error(error: BaseException) -> ApiError:
-    """Return the API's error for what ended a request.
+    """Return the API's error for what ended a request. The traceback of a failure is logged.
 
     Args:
-        error: an exception of the library. ValueErrors are invalid arguments, in one line.
+        error: an exception of the library. ValueErrors are invalid arguments, in one line, but for those of rounds (`DecodeError`).
     """
     if isinstance(error, ApiError):
         return error
@@ -66,11 +69,14 @@ def api_error(error: BaseException) -> ApiError:
         return ApiError(429, "too many requests are waiting: try again later", code="queue_full", headers={"Retry-After": "1"})
     if isinstance(error, EngineClosed):
         return ApiError(503, "the server is being stopped", code="stopping")
-    if isinstance(error, ValueError):
+    if isinstance(error, ValueError) and not isinstance(error, DecodeError):
         return ApiError(400, str(error))
-    if isinstance(error, FloatingPointError):
-        return ApiError(500, str(error))
-    return ApiError(500, f"the request failed ({type(error).__name__})")
+    _LOG.error("a request failed", exc_info=error)
+    return _failed(error)
+
+
+def _failed(error: BaseException) -> ApiError:
+    return ApiError(500, str(error) if isinstance(error, FloatingPointError) else f"the request failed ({type(error).__name__})")
 
 
 def timed_out(seconds: float) -> ApiError:
@@ -97,7 +103,7 @@ def install_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def unknown_error(_: Request, error: Exception) -> JSONResponse:
-        return api_error(error).response()
+        return _failed(error).response()  # the server logs it
 
 
 def invalid_fields(errors: list[Any]) -> ApiError:

@@ -7,6 +7,12 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from mmspec.core.stats import Stats
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
+RATIOS = {
+    "mmspec_tokens_per_call": ("mmspec_tokens_total", "mmspec_target_calls_total"),
+    "mmspec_draft_length": ("mmspec_drafted_tokens_total", "mmspec_target_calls_total"),
+    "mmspec_acceptance": ("mmspec_accepted_tokens_total", "mmspec_drafted_tokens_total"),
+}
+"""Gauges that are ratios, with the counters that they are made of."""
 
 
 class ServerMetrics:

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
+from mmspec.core.result import DecodeError
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.errors import GONE, ApiError, api_error, timed_out
 from mmspec.serving.http.worker import WorkerJob
@@ -57,6 +58,24 @@ def wake(loop: asyncio.AbstractEventLoop, function: Callable[..., Any], *args: A
             raise
 
 
+def raise_failure(handle: RequestHandle) -> None:
+    """Raise what ended a request of an engine; nothing if it finished.
+
+    Args:
+        handle: a request that has ended.
+
+    Raises:
+        DecodeError: for a ValueError: the request's arguments were valid.
+        Exception: any other.
+    """
+    try:
+        handle.result(0)
+    except DecodeError:
+        raise
+    except ValueError as error:
+        raise DecodeError(str(error)) from error
+
+
 async def all_ended(handles: list[RequestHandle]) -> None:
     """Wait until all requests of an engine have ended; if this coroutine is cancelled, they are.
 
@@ -71,7 +90,7 @@ async def all_ended(handles: list[RequestHandle]) -> None:
         while not all(handle.done for handle in handles):
             await changes.wait()
         for handle in handles:
-            handle.result(0)
+            raise_failure(handle)
     finally:
         for handle in handles:
             handle.cancel()

@@ -25,18 +25,21 @@ _ROUTERS = {
 }
 
 
-def create_app(models: ServedModels, limits: ServerLimits | None = None, keys: tuple[str, ...] = ()) -> FastAPI:
+def create_app(
+    models: ServedModels, limits: ServerLimits | None = None, keys: tuple[str, ...] = (), metrics: ServerMetrics | None = None
+) -> FastAPI:
     """Make the application for some models. It closes them when it is shut down.
 
     Args:
         models: the models.
         limits: bounds of requests; the defaults if None.
         keys: accepted API keys; none means that no key is asked for.
+        metrics: where answers are counted; None for metrics of this application alone.
 
     Returns:
         An ASGI application.
     """
-    limits, metrics = ServerLimits() if limits is None else limits, ServerMetrics()
+    limits, metrics = ServerLimits() if limits is None else limits, ServerMetrics() if metrics is None else metrics
     for served in models.all.values():
         metrics.watch(served.id, lambda served=served: served.queued, lambda served=served: served.running)
 

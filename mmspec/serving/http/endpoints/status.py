@@ -67,7 +67,7 @@ async def health(request: Request) -> JSONResponse:
 
 
 @router.get("/metrics")
-async def metrics(request: Request) -> Response:
+def metrics(request: Request) -> Response:
     """Return the metrics.
 
     Args:

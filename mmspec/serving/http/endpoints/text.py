@@ -15,6 +15,7 @@ from torch import Tensor
 from mmspec.serving.http.choices import Choices, TextChoice, checked_ids, most_tokens, seed_of
 from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, server_state, text_events
 from mmspec.serving.http.errors import ApiError, api_error
+from mmspec.serving.http.logprobs import chat_logprobs, completion_logprobs
 from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.schemas.text import ChatBody, CompletionBody, TextBody
 from mmspec.serving.http.waiting import all_ended, answer
@@ -43,7 +44,8 @@ async def complete(body: CompletionBody, request: Request) -> Response:
     head = _head("cmpl", "text_completion", served.id)
 
     def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
-        return {"index": choice.index, "text": text, "logprobs": None, "finish_reason": reason}
+        logprobs = None if body.reported is None else completion_logprobs(choice.logprobs())
+        return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
     def start() -> Choices:
         check_count(state, len(body.prompts) * body.n)
@@ -74,7 +76,8 @@ async def chat(body: ChatBody, request: Request) -> Response:
     chunks = head | {"object": "chat.completion.chunk"}
 
     def row(choice: TextChoice, text: str, reason: str | None) -> dict[str, Any]:
-        shared = {"index": choice.index, "logprobs": None, "finish_reason": reason}
+        logprobs = None if body.reported is None else chat_logprobs(choice.logprobs())
+        shared = {"index": choice.index, "logprobs": logprobs, "finish_reason": reason}
         if body.stream:
             return shared | {"delta": {"content": text} if text else {}}
         return shared | {"message": {"role": "assistant", "content": text}}

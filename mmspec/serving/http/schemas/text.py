@@ -1,9 +1,9 @@
 """Bodies of `/v1/completions` and `/v1/chat/completions`."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from mmspec.serving.http.schemas.base import ApiBody, Seed, Temperature, Text, TopK, TopP
 
@@ -67,6 +67,11 @@ class TextBody(ApiBody):
         return cls.model_fields[info.field_name].default if value is None else value
 
     @property
+    def reported(self) -> int | None:
+        """How many of the most likely tokens are told beside each; None for no log-probabilities."""
+        raise NotImplementedError
+
+    @property
     def stops(self) -> tuple[str, ...]:
         """The stop strings."""
         return () if self.stop is None else (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
@@ -78,11 +83,11 @@ class CompletionBody(TextBody):
     Attributes:
         prompt: a text, several, the ids of one, or those of several.
         max_tokens: most new tokens; 16 by default, as OpenAI's.
+        logprobs: tell the log-probability of every token, and those of this many most likely ones.
     """
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNUSED,
-        "logprobs": (None,),
         "echo": (None, False),
         "suffix": (None,),
         "best_of": (None, 1),
@@ -90,6 +95,12 @@ class CompletionBody(TextBody):
 
     prompt: Text | list[Text] | list[int] | list[list[int]]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
+
+    @property
+    def reported(self) -> int | None:
+        """How many of the most likely tokens are told beside each; None for no log-probabilities."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:
@@ -141,12 +152,12 @@ class ChatBody(TextBody):
     Attributes:
         messages: the chat so far.
         max_tokens, max_completion_tokens: most new tokens, two names of one field; by default what the server and the model allow.
+        logprobs: tell the log-probability of every token.
+        top_logprobs: and those of this many most likely ones.
     """
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNUSED,
-        "logprobs": (None, False),
-        "top_logprobs": (None, 0),
         "tools": (None, []),
         "tool_choice": (None, "none"),
         "response_format": (None, {"type": "text"}),
@@ -156,3 +167,24 @@ class ChatBody(TextBody):
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    @model_validator(mode="after")
+    def top_of_what_is_told(self) -> Self:
+        """Refuse `top_logprobs` without `logprobs`.
+
+        Returns:
+            The body.
+
+        Raises:
+            ValueError: if only `top_logprobs` was sent.
+        """
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs is for logprobs: send logprobs true, too, or leave it out")
+        return self
+
+    @property
+    def reported(self) -> int | None:
+        """How many of the most likely tokens are told beside each; None for no log-probabilities."""
+        return (self.top_logprobs or 0) if self.logprobs else None
