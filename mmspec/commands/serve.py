@@ -44,7 +44,9 @@ def serve(
     host: Annotated[str, option(SERVER, _HOST, metavar="NAME")] = "127.0.0.1",
     port: Annotated[int, option(SERVER, "Port; 8000 by default, 0 for a free one.", metavar="N")] = 8000,
     grace: Annotated[float, option(SERVER, _GRACE, metavar="S")] = 10.0,
-    max_rows: Annotated[int, option(LIMITS, "Text requests that run at a time; 8 by default.", metavar="N")] = 8,
+    max_rows: Annotated[
+        int, option(LIMITS, "Text requests that run at a time, and histories searched together; 8 by default.", metavar="N")
+    ] = 8,
     max_queue: Annotated[int, option(LIMITS, "Requests of a model that wait; 256 by default. Others get 429.", metavar="N")] = 256,
     max_tokens: Annotated[int, option(LIMITS, "Most new tokens of a text request; 1024 by default.", metavar="N")] = 1024,
     max_inputs: Annotated[int, option(LIMITS, _INPUTS, metavar="N")] = 16,
@@ -67,9 +69,9 @@ def serve(
         raise ValueError("no model: give --text, --image, --speech, --recognizer or --recommender")
     drafters = _drafters(drafter or [], list(kinds))
     if text is None:
-        common.refuse_unread(
-            "is for text models: give --text too, or leave it out", "--draft-length", "--tree", "--max-rows", "--max-tokens"
-        )
+        common.refuse_unread("is for text models: give --text too, or leave it out", "--draft-length", "--tree", "--max-tokens")
+    if text is None and recommender is None:
+        common.refuse_unread("is for text models and recommenders: give one too, or leave it out", "--max-rows")
     _serve(given, kinds, drafters, options)
 
 
