@@ -36,7 +36,7 @@ class _Asked:
 class _Found:
     """What a request gets of a call: items and scores of its users, and the counts of their rows."""
 
-    items: list[list[Item]]
+    items: list[list[Any]]
     scores: list[list[float]]
     stats: Stats
 
