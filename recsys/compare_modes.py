@@ -12,7 +12,7 @@ import argparse
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -36,12 +36,12 @@ def grown(millions: int, like: LlamaConfig) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(**{**like.to_dict(), **sizes, "head_dim": 64, "num_hidden_layers": layers})).eval()
 
 
-def timed(work: Callable[[], object], device: torch.device) -> float:
-    began = perf_counter()
+def timed(work: Callable[[], object], device: torch.device, clock: Callable[[], float] = perf_counter) -> float:
+    began = clock()
     work()
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return perf_counter() - began
+    return clock() - began
 
 
 def spread(found: list[float]) -> dict[str, float]:
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--drafters", nargs="+", help="names in the mini; default all")
     parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--timed-batch", type=int, default=8)
+    parser.add_argument("--cpu-time", action="store_true", help="ratios of this process's CPU seconds, for a machine that is not idle")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], help="for throughput and memory")
     parser.add_argument("--random", type=int, help="time a random target of so many million parameters in the mini's place")
     parser.add_argument("--device", default="cpu")
@@ -72,6 +73,7 @@ def main() -> None:
     chosen = {name: d.to(device, dtype) if isinstance(d, torch.nn.Module) else d.to(device) for name, d in chosen.items()}
     catalogue, prefixes = mini.catalogue, Prefixes(mini.catalogue)
     users = [user[:-1] for user in Shop.of().histories(max(args.users, 4 * max(args.batches), args.timed_batch), seed=2)]
+    clock = process_time if args.cpu_time else perf_counter
     found: dict = {"counts": [], "seconds": [], "batches": []}
 
     def search(histories: list, k: int, **options):
@@ -94,9 +96,9 @@ def main() -> None:
         for turn in range(-1, args.rounds):  # the first round warms up
             some = [users[(turn * args.timed_batch + n) % len(users)] for n in range(args.timed_batch)]
             inputs = catalogue.inputs(some, device)
-            base = timed(lambda: beam_search_baseline(target, inputs, prefixes, k), device)  # noqa: B023
+            base = timed(lambda: beam_search_baseline(target, inputs, prefixes, k), device, clock)  # noqa: B023
             for name, drafter in {"plain": None, **chosen}.items():
-                spent = timed(lambda: search(some, k, drafter=drafter, mode="strict"), device)  # noqa: B023
+                spent = timed(lambda: search(some, k, drafter=drafter, mode="strict"), device, clock)  # noqa: B023
                 if turn >= 0:
                     ratios.setdefault(name, []).append(base / spent)
         for name, values in ratios.items():

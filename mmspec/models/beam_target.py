@@ -41,7 +41,7 @@ class BeamTarget:
         if isinstance(parts[2], StateCommit):
             raise ValueError(f"{type(self.target.model).__name__} keeps recurrent states, which a beam search does not follow")
         state = torch.zeros_like(root.nodes)
-        root = replace(root, linear=False, trunk=self.trie.levels, score=state.float(), aux=Forest(state, 1, 0))
+        root = replace(root, linear=False, trunk=1, score=state.float(), aux=Forest(state, 1, 0))
         session = BeamSession(*parts)
         if self.tokens is not None and self.target.captured is None and self.target.processors.idle and not session.own_scores:
             session.head = CatalogueHead.of(self.target.model, self.target.own()[1], self.tokens)

@@ -130,8 +130,7 @@ def _tree(draft: Draft, first: int, slots: Tensor, lengths: Tensor, view: int) -
     """A tree's columns see the committed slots and those of their own ancestors; positions count ancestors."""
     slot, rows, fresh = torch.arange(view, device=slots.device), len(slots), draft.size - first
     ancestors, valid = draft.ancestors(), draft.valid
-    depth = (ancestors & valid[:, None, :]).sum(-1) - 1
-    positions = torch.where(valid, lengths[:, None] + depth, 0)
+    positions = torch.where(valid, lengths[:, None] + (ancestors & valid[:, None, :]).sum(-1) - 1, 0)
     trash = slots.clamp(max=view)  # PAD columns write to one column after the view
     places = torch.arange(view + 1, device=slots.device).repeat(rows, 1).scatter_(1, trash, positions)[:, :view]
     visible = torch.zeros(rows, fresh, view + 1, dtype=torch.bool, device=slots.device)

@@ -196,17 +196,16 @@ def _tree(root: nn.Module) -> list[nn.Module]:
 
 
 def _state(module: nn.Module) -> tuple[Any, ...]:
-    return (id(module), *(part for name, value in list(vars(module).items()) for part in (name, _value_state(name, value))))
-
-
-def _value_state(name: str, value: Any) -> Any:
-    if name in _HOOKS:
-        return tuple(value)  # numbers that are never given twice
-    if name in ("_modules", "_buffers"):
-        return tuple((key, id(part)) for key, part in list(value.items()))
-    if isinstance(value, MethodType):
-        return (id(value.__func__), id(value.__self__))
-    return id(value)
+    state: list[Any] = [id(module)]
+    for name, value in list(vars(module).items()):  # of every module of a model, for every request: the branches are in the order of speed
+        if name in _HOOKS:
+            part = tuple(value) if value else ()  # numbers that are never given twice
+        elif name in ("_modules", "_buffers"):
+            part = tuple([(key, id(each)) for key, each in list(value.items())]) if value else ()
+        else:
+            part = (id(value.__func__), id(value.__self__)) if isinstance(value, MethodType) else id(value)
+        state += (name, part)
+    return tuple(state)
 
 
 def _copied(model: nn.Module, state: tuple[Any, ...]) -> _Copied:

@@ -1,6 +1,7 @@
 """`mmspec.recsys.recommend`: the K best items for every history, by beam search over the catalogue's paths."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,8 +147,9 @@ def recommend(
     stats = Stats(exactness=rule.exactness)
     control = _control(request.draft_length, proposer, SearchSize(rows, inputs["input_ids"].shape[1], beams, width, trie.levels))
     noise = Noise.from_seed(request.seed, rows, device)
-    for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
-        pass
+    with torch.inference_mode() if drafter is None and not capture else nullcontext():  # a drafter may learn, a compiled graph is kept
+        for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
+            pass
     return _told(catalogue, trie, stopping, k, stats, filters, rules)
 
 

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from mmspec.core.beams import trie as tries
 from mmspec.core.beams.trie import NOWHERE, Trie
 from tests.beam_world import branches
 
@@ -144,3 +145,18 @@ def test_what_is_no_set_of_paths_is_refused(paths, words):
     with pytest.raises(ValueError, match=words) as caught:
         Trie.of(paths)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("paths", EDGES.values(), ids=EDGES)
+def test_written_children_are_those_found_by_arithmetic(paths, monkeypatch):
+    trie, other = Trie.of(paths), Trie.of(paths)
+    nodes = torch.tensor([[NOWHERE, *range(len(trie.token))]])
+    found = [trie.children(nodes, level) for level in range(trie.levels)]
+    assert trie.tables
+    assert trie.only(torch.ones(len(paths), dtype=torch.bool)).tables is trie.tables
+    monkeypatch.setattr(tries, "_MOST_LISTED", 0)
+    for level, mine in enumerate(found):
+        theirs = other.children(nodes, level)
+        assert torch.equal(mine.state, theirs.state)
+        assert torch.equal(mine.token, theirs.token)
+    assert not other.tables

@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -24,6 +25,7 @@ from tests.jobs.folders import tree, write_users
 from tests.jobs.worker import built, users
 
 LONGEST = 300.0  # seconds that a run may take
+STARTS = 4  # tries of the run that is timed: on a busy machine Ray may not start in time, which stops it in one line
 
 
 def forked(work: Callable[[], Any]) -> int:
@@ -36,6 +38,7 @@ def forked(work: Callable[[], Any]) -> int:
         work()
         status = 0
     except (Stopped, ValueError) as error:
+        print(error, file=sys.stderr, flush=True)
         status = 3 if len(str(error).splitlines()) == 1 else 1
     except BaseException as error:
         print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
@@ -122,6 +125,7 @@ def ray(folder: Path) -> Callable[[Path], Any]:
 
     def start(out: Path) -> None:
         os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+        shutil.rmtree(folder / "marks", ignore_errors=True)  # numbers of processes that have ended may be given to others
         make = partial(users, table, out, shard_size=25, delay=0.01)
         run(partial(built, make, folder / "marks"), engine="ray")
 
@@ -163,8 +167,12 @@ def measure(engines: list[str], kills: int, pairs: int) -> dict[str, Any]:
 def _on_ray(folder: Path, kills: int) -> dict[str, Any]:
     start = ray(folder)
     run(users(folder / "users.parquet", folder / "right-ray", shard_size=25))
-    begun = time.monotonic()
-    assert ended(forked(lambda: start(folder / "first")), LONGEST) == 0
+    for _ in range(STARTS):
+        begun = time.monotonic()
+        if (status := ended(forked(lambda: start(folder / "first")), LONGEST)) != 3:
+            break
+    if status:
+        raise RuntimeError(f"the run that nothing kills ended with {status}, which stands for a time-out if it is None")
     return killed(start, tree(folder / "right-ray"), kills, time.monotonic() - begun, a_worker(folder))
 
 

@@ -146,6 +146,20 @@ def test_recommendations_are_those_of_the_local_engine(cluster, home, tmp_path):
     assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
 
 
+def test_a_cluster_that_does_not_start_stops_the_job_in_one_line(tmp_path, monkeypatch):
+    import ray
+
+    def init(**named):
+        raise Exception("The current node timed out during startup.\nThis could happen because ...")
+
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    with pytest.raises(Stopped, match=r"^ray did not start: The current node timed out during startup\.; nothing is lost.*$"):
+        run(job(write_input(tmp_path / "in.jsonl"), tmp_path / "out"), engine="ray")
+    assert not (tmp_path / "out").exists()
+
+
 def test_without_ray_the_extra_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ValueError, match=r"needs Ray Data, which is not installed: pip install 'mmspec\[ray\]'"):

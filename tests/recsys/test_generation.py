@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmspec import recsys
+from mmspec.bench.operations import operations
 from mmspec.recsys import Catalogue, recommend
 from tests.beam_world import VOCAB, make, shop, users
 
@@ -92,3 +93,19 @@ def test_what_a_call_returns(model):
     assert out.stats.tokens == 3 * SHOP.levels
     for items, paths in zip(out.items, out.paths.tolist(), strict=True):
         assert [SHOP.paths[SHOP.row(item)].tolist() for item in items] == paths
+
+
+def test_plain_search_leaves_no_tensors_of_inference_mode(model):
+    """They could not be used with gradients later."""
+    out = recommend(model, HISTORIES, k=5, catalogue=SHOP, method="plain")
+    tables = [part for found in SHOP.trie.tables.values() for part in (found.state, found.token)]
+    assert tables
+    assert not any(part.is_inference() for part in (out.tokens, out.lengths, *tables, *model.parameters(), *model.buffers()))
+
+
+def test_a_plain_search_asks_few_operations_beside_the_forwards(model):
+    """Of one user: a bound on what a round does besides the model."""
+    ids = torch.ones(1, 6, dtype=torch.long)
+    each = operations(lambda: model(input_ids=ids, use_cache=True)).total
+    whole = operations(lambda: recommend(model, HISTORIES[:1], k=5, catalogue=SHOP, method="plain")).total
+    assert whole <= SHOP.levels * (each + 150)

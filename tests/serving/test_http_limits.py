@@ -16,7 +16,7 @@ from mmspec.serving.http import choices, protocol
 from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
-from mmspec.serving.http.worker import ModelWorker
+from mmspec.serving.http.worker import ModelWorker, SharedCall
 from tests.serving.web import WAIT, Gate, post, running, shared_text, text_models, until
 
 STORY = "Once upon a time"
@@ -206,6 +206,29 @@ def test_a_worker_runs_jobs_in_order_and_drops_cancelled_ones():
     with pytest.raises(EngineClosed):
         worker.submit(print)
     assert not worker.alive
+
+
+def test_jobs_of_one_key_share_a_call_and_failures_stay_their_own():
+    opened, calls = threading.Event(), []
+
+    def together(jobs):
+        calls.append([job.shared.inputs for job in jobs])
+        return [10 / job.shared.inputs for job in jobs]
+
+    worker = ModelWorker("test", max_queue=9, max_rows=4)
+    holding = worker.submit(lambda job: opened.wait(WAIT))
+    until(lambda: worker.busy)
+    asked = [("a", 1, 1), ("b", 1, 2), ("a", 2, 4), ("a", 2, 5), ("a", 1, 8), ("b", 1, 0)]  # key, rows, inputs
+    jobs = [worker.submit(SharedCall(key, rows, inputs, together)) for key, rows, inputs in asked]
+    jobs.insert(3, gone := worker.submit(SharedCall("a", 1, 3, together)))
+    gone.cancel()
+    opened.set()
+    assert holding.future.result(WAIT)
+    found = [job.future.exception(WAIT) or job.future.result() for job in jobs if job is not gone]
+    assert found[:5] == [10.0, 5.0, 2.5, 2.0, 1.25]
+    assert isinstance(found[5], ZeroDivisionError)
+    assert calls == [[1, 4, 8], [2, 0], [2], [0], [5]]  # rows 1 + 2 + 1 fill a call; a call that fails is run job by job
+    worker.close(WAIT)
 
 
 # --- a full queue, and time -------------------------------------------------------------------------------------------

@@ -128,7 +128,10 @@ class BeamRule(ABC):
         forest: Forest = draft.aux
         children = self.trie.children(state, min(forest.level + depth, self.trie.levels - 1))
         fresh = scored.p.scores.shape[1]  # the distributions of columns before were used in earlier rounds
-        log_p = of_children(scored.p, (column - draft.size + fresh).clamp_min(0), children)
+        if depth == 0 and first + fresh == draft.size and fresh == width:  # they are all there is, in their order
+            log_p = scored.p.log_probs_at(children.token)
+        else:
+            log_p = of_children(scored.p, (column - draft.size + fresh).clamp_min(0), children)
         level = (ranked(children, log_p, score), draft.start[:, None] + depth, draft.start)
         if depth >= len(forest.drawn):
             return BeamLevel(children, *level)
@@ -210,6 +213,7 @@ def _verdict(draft: Draft, k: int, kept: list[tuple[Winners, Tensor]], last: Win
         start=draft.start + count,
         roots=roots + k * (len(kept) + 1),
         levels=None,
+        trunk=(draft.trunk or draft.roots) + len(kept) + 1,
         score=torch.cat(scores, 1),
         aux=Forest(torch.cat(states, 1), k, forest.level + 1),
     )

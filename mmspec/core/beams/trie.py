@@ -5,7 +5,7 @@ it. Two numbers a node suffice: its first child and its first path. Vectorised t
 who store edges; numbering the nodes in sorted order makes edges unnecessary.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,8 @@ from mmspec.core.beams.listed import ListedNodes, with_ancestors
 
 NOWHERE = -1
 """The state that stands for no node."""
+_MOST_LISTED = 2**18
+"""Entries up to which the children of all nodes are written down, so that a level is two look-ups."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class Trie:
     widths: tuple[int, ...]  # per level: the most children that any node on it, or on a deeper one, has
     allowed: Tensor | None = None  # [N] or [B, N] bool
     listed: ListedNodes | None = None
+    tables: dict[int, Children] = field(default_factory=dict, repr=False, compare=False)  # by columns: of all nodes, then of NOWHERE
 
     @staticmethod
     def of(paths: Tensor) -> "Trie":
@@ -79,23 +82,41 @@ class Trie:
 
     def to(self, device: torch.device | str) -> "Trie":
         """Move the tables to a device."""
+        if self.token.device == torch.device(device):
+            return self
         allowed = None if self.allowed is None else self.allowed.to(device)
         tables = {name: getattr(self, name).to(device) for name in ("token", "child", "span")}
-        return replace(self, **tables, allowed=allowed, listed=None if self.listed is None else self.listed.to(device))
+        return replace(self, **tables, allowed=allowed, listed=None if self.listed is None else self.listed.to(device), tables={})
 
     def children(self, state: Tensor, level: int) -> Children:
         """The allowed children of nodes `state` [B, M] on `level` or deeper; NOWHERE has none."""
-        node = state.clamp_min(0)
-        begin = self.child[node]
-        found = begin[..., None] + torch.arange(self.widths[level], device=state.device)
-        valid = (found < self.child[node + 1][..., None]) & (state != NOWHERE)[..., None]
-        found = torch.where(valid, found, 0)
-        flat = found.flatten(1)
+        every = self._every_child(state, self.widths[level])
+        if self.allowed is None and self.listed is None:
+            return every
+        valid, flat = every.valid, every.state.clamp_min(0).flatten(1)
         if self.allowed is not None:
-            valid &= (self.allowed[flat] if self.allowed.dim() == 1 else self.allowed.gather(1, flat)).view_as(found)
+            valid = valid & (self.allowed[flat] if self.allowed.dim() == 1 else self.allowed.gather(1, flat)).view_as(valid)
         if self.listed is not None:
-            valid &= self.listed.admit(flat).view_as(found)
-        return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[found].long(), 0))
+            valid = valid & self.listed.admit(flat).view_as(valid)
+        return Children(torch.where(valid, every.state, NOWHERE), torch.where(valid, every.token, 0))
+
+    def _every_child(self, state: Tensor, width: int) -> Children:
+        """The children of nodes `state` [B, M], allowed or not, in `width` columns."""
+        if len(self.child) * width > _MOST_LISTED:
+            return self._found_children(state, width)
+        if width not in self.tables:
+            with torch.inference_mode(False):  # it outlives the search
+                nodes = torch.arange(len(self.child), device=state.device)
+                self.tables[width] = self._found_children(torch.where(nodes < len(self.token), nodes, NOWHERE), width)
+        table = self.tables[width]
+        return Children(table.state[state], table.token[state])  # NOWHERE, -1, is the last entry
+
+    def _found_children(self, state: Tensor, width: int) -> Children:
+        """The children of nodes `state` [...], by arithmetic."""
+        node = state.clamp_min(0)
+        found = self.child[node][..., None] + torch.arange(width, device=state.device)
+        valid = (found < self.child[node + 1][..., None]) & (state != NOWHERE)[..., None]
+        return Children(torch.where(valid, found, NOWHERE), torch.where(valid, self.token[torch.where(valid, found, 0)].long(), 0))
 
     def below(self, weights: Tensor) -> Tensor:
         """The sum of `weights` [..., P] over the paths below every node, [..., N], in float64 or int64."""

@@ -39,7 +39,7 @@ def ray_engine(job: Job | Callable[[], Job], processes: Processes) -> Iterator[t
 def _engine(ray: Any, job: Job | Callable[[], Job]) -> Iterator[tuple[Job, Callable[..., None]]]:
     begun = not ray.is_initialized()
     if begun:
-        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+        _start(ray)
     try:
         with _one_line():
             resources = ray.cluster_resources()
@@ -53,6 +53,16 @@ def _engine(ray: Any, job: Job | Callable[[], Job]) -> Iterator[tuple[Job, Calla
     finally:
         if begun:
             ray.shutdown()
+
+
+def _start(ray: Any) -> None:
+    """Start or join a cluster. Ray raises bare exceptions where a node is not up in time, as on a busy machine."""
+    try:
+        ray.init(include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    except Exception as error:
+        ray.shutdown()
+        first = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise Stopped(f"ray did not start: {first}; nothing is lost, and the same command may be given again") from None
 
 
 def _place(make: Any, most: int, need: dict[str, int], folder: JobFolder, todo: Sequence[int], records: int, tick: Tick) -> None:

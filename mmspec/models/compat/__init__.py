@@ -40,6 +40,7 @@ from mmspec.models.compat.models import (
     tensor_parallel_group,
 )
 from mmspec.models.compat.positions import (
+    argument_names,
     mask_makers,
     recomputes_at_rope_switch,
     relative_buckets,
@@ -64,6 +65,7 @@ from mmspec.models.compat.speech import (
 __all__ = [
     "GenerateCall",
     "adapter_for_sound",
+    "argument_names",
     "ask_attention",
     "attention_of",
     "bring_weights",

@@ -12,6 +12,8 @@ from typing import Any
 
 from transformers.masking_utils import create_causal_mask
 
+from mmspec.models.compat.positions import argument_names
+
 _OLD = ("past_key_values", "cache_params")
 CACHE = "cache" if "cache" in signature(create_causal_mask).parameters else _OLD[0]
 """What the installed transformers calls it in its own models and layers."""
@@ -25,7 +27,7 @@ _LENGTHS = ("cache_length", "past_key_values_length")
 def cache_name_of(model: Any) -> str | None:
     """Return what the forward of `model` calls its cache, or that of its decoder, which gets the other arguments; None if it has none."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    names = [signature(module.forward).parameters.keys() for module in (model, decoder)]
+    names = [argument_names(module) for module in (model, decoder)]
     return next((name for found in names for name in CACHE_NAMES if name in found), None)
 
 

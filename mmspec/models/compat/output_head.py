@@ -36,6 +36,7 @@ Product = Literal["linear", "transposed", "padded", "packed"]
 
 _LEAST_VALUES = {1: 131072, 2: 32000, 3: 32000, 4: 32000, 5: 32000, 6: 200000, 7: 200000, 8: 200000}
 """Smallest vocabulary for which W x^T is the faster product on AMD, by rows."""
+_SMALLEST = min(_LEAST_VALUES.values())  # below it, it is `F.linear` for any number of rows and any maker
 _FULL = 16  # rows that a tile of Intel's product has
 _PACKED, _PADDED = range(4, 65), range(7, _FULL)  # rows for which these are faster than `F.linear` on Intel, for 32,000 values and more
 _MOST_PACKED = 2**30  # bytes of a copy
@@ -120,6 +121,6 @@ def drop_changed_head(model: Any) -> None:
 def _head_of(model: Any) -> nn.Linear | None:
     """The head, if any of its products is not `F.linear`."""
     head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
-    if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head):
+    if type(head) is not nn.Linear or head.bias is not None or "forward" in vars(head) or head.weight.shape[0] < _SMALLEST:
         return None
     return None if all(product_of(rows, head.weight) == "linear" for rows in range(1, _FULL)) else head

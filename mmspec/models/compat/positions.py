@@ -4,6 +4,8 @@ import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
+from types import MethodType
 from typing import Any
 
 import torch
@@ -31,7 +33,12 @@ def mask_makers(model: Any) -> frozenset[str]:
     Relies on modelling modules importing them from `transformers.masking_utils` by name (since 4.53).
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    homes = {kind.__module__ for module in (decoder, model) for kind in type(module).__mro__ if "modeling_" in kind.__module__}
+    return _mask_makers(type(decoder), type(model))
+
+
+@lru_cache(512)
+def _mask_makers(*kinds: type) -> frozenset[str]:
+    homes = {kind.__module__ for each in kinds for kind in each.__mro__ if "modeling_" in kind.__module__}
     names = {name for home in homes - {"transformers.modeling_utils"} for name in vars(sys.modules[home])}
     return frozenset(name for name in names if name.startswith("create_") and "mask" in name)
 
@@ -39,7 +46,18 @@ def mask_makers(model: Any) -> frozenset[str]:
 def takes_argument(model: Any, name: str) -> bool:
     """Whether the forward of `model`, or of its decoder, which gets the other arguments, has a parameter `name`."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    return any(name in inspect.signature(module.forward).parameters for module in (model, decoder))
+    return any(name in argument_names(module) for module in (model, decoder))
+
+
+def argument_names(module: Any) -> frozenset[str]:
+    """The names of the arguments of a module's `forward`."""
+    forward = module.forward
+    return _names_of(forward.__func__) if isinstance(forward, MethodType) else frozenset(inspect.signature(forward).parameters)
+
+
+@lru_cache(512)
+def _names_of(function: Any) -> frozenset[str]:
+    return frozenset(inspect.signature(function).parameters)
 
 
 def recomputes_at_rope_switch(model: Any) -> bool:

@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import signature
 from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from mmspec.models.compat import attention_of, is_stateful, mask_makers, takes_argument
+from mmspec.models.compat import argument_names, attention_of, is_stateful, mask_makers, takes_argument
 from mmspec.models.compat.cache_name import CACHE, cache_name_of
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -140,7 +139,7 @@ class DecoderOnly:
         chunk = getattr(config, "attention_chunk_size", None) if kinds is not None and "chunked_attention" in kinds else None
         mixed = bool(window or chunk) and kinds is not None and len(set(kinds)) > 1
         named = {"cache_argument": cache_name_of(model) or CACHE}
-        keeps = "logits_to_keep" in signature(model.forward).parameters
+        keeps = "logits_to_keep" in argument_names(model)
         each = ["sliding_attention"] * config.num_hidden_layers if kinds is None else kinds
         slides = [layer for layer, kind in enumerate(each) if window and kind == "sliding_attention"]
         return cls(config.num_hidden_layers, window, mixed, chunk=chunk, keeps=keeps, sliding=tuple(slides), **named | more)

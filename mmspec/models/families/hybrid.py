@@ -2,13 +2,12 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from inspect import signature
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.models.compat import takes_argument
+from mmspec.models.compat import argument_names, takes_argument
 from mmspec.models.compat.mixer_cache import minimax_cache
 from mmspec.models.compat.mixers import ATTENTION_LAYERS, SINGLE, STATEFUL_LAYERS, Mixer, mixers_of, without_attention
 from mmspec.models.families.base import DecoderOnly, refuse_other_attention
@@ -64,7 +63,7 @@ class HybridDecoder(KeepsStates):
     @classmethod
     def drives(cls, model: Any) -> bool:
         """True if `model` reads text only and all its states are those of mixers that are known."""
-        return not _OTHER_INPUTS & signature(model.forward).parameters.keys() and bool(mixers_of(model))
+        return not _OTHER_INPUTS & argument_names(model) and bool(mixers_of(model))
 
     @classmethod
     def of(cls, model: Any) -> "HybridDecoder":

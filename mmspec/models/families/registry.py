@@ -1,6 +1,5 @@
 """The family that drives a model, and the number of positions it has."""
 
-from inspect import signature
 from typing import Any
 
 from transformers.models.auto.modeling_auto import (
@@ -8,7 +7,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
 )
 
-from mmspec.models.compat import recomputes_at_rope_switch
+from mmspec.models.compat import argument_names, recomputes_at_rope_switch
 from mmspec.models.compat.mixers import mixers_of
 from mmspec.models.families.alibi import Alibi, uses_alibi
 from mmspec.models.families.base import DecoderOnly, refuse_unsupported
@@ -78,11 +77,13 @@ def _decoder_of(model: Any) -> DecoderOnly:
         return HybridDecoder.of(model)
     if uses_alibi(model):
         return Alibi.of(model)
-    if RopeLengths.drives(model) and recomputes_at_rope_switch(model):
-        return RopeSwitch.of(model)
-    for family in (LocalAttention, PositionTable, RopeLengths, CacheWindow):
+    for family in (LocalAttention, PositionTable):
         if family.drives(model):
             return family.of(model)
+    if RopeLengths.drives(model):
+        return (RopeSwitch if recomputes_at_rope_switch(model) else RopeLengths).of(model)
+    if CacheWindow.drives(model):
+        return CacheWindow.of(model)
     return DecoderOnly.of(model)
 
 
@@ -111,7 +112,7 @@ def _refuse_other_modalities(model: Any) -> None:
             f"{name} writes one token for every frame of sound it has received, so nothing can be drafted ahead of the sound: "
             "use plain transformers generation for this model"
         )
-    if _OTHER_INPUTS & signature(model.forward).parameters.keys():
+    if _OTHER_INPUTS & argument_names(model):
         raise ValueError(f"{name} reads pictures or sound; supported besides text: whisper, {', '.join(HEARS + SEES)}")
 
 

@@ -56,7 +56,7 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         found["text"] = _text(names.text, limits)
     for kind, name in names.names.items():
         _tell(told, name)
-        found[kind] = _OTHERS[kind](name, names, ModelWorker(f"mmspec-{kind}", limits.max_queue))
+        found[kind] = _OTHERS[kind](name, names, ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows))
     return ServedModels(**found)
 
 

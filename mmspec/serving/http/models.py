@@ -9,6 +9,7 @@ from mmspec.loading.recsys import Recommender
 from mmspec.loading.speech import Speaker
 from mmspec.loading.text import Pair
 from mmspec.loading.vision import Loaded
+from mmspec.recsys.cost import CostModel
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.worker import ModelWorker
@@ -79,7 +80,7 @@ class TextServed:
 
 @dataclass(frozen=True)
 class WorkerServed:
-    """A model whose requests run one by one.
+    """A model whose requests run in a worker.
 
     Args:
         id: the name that requests give.
@@ -98,7 +99,7 @@ class WorkerServed:
 
     @property
     def running(self) -> int:
-        """1 or 0."""
+        """Requests that run."""
         return self.worker.busy
 
     @property
@@ -139,9 +140,14 @@ class RecognizerServed(WorkerServed):
 
 @dataclass(frozen=True)
 class RecommenderServed(WorkerServed):
-    """A recommender."""
+    """A recommender, whose requests of equal options share calls.
+
+    Args:
+        cost: chooses plain or drafted search, whichever is faster; the items are the same.
+    """
 
     loaded: Recommender
+    cost: CostModel = field(default_factory=CostModel, repr=False)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,10 @@
-"""One thread a model that runs jobs one by one, behind a bounded queue. An output is that of the request alone."""
+"""One thread a model that runs jobs in order of arrival, behind a bounded queue; jobs that may share a call run together."""
 
 import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
+from dataclasses import dataclass
 from threading import Condition, Thread
 from typing import Any
 
@@ -12,15 +13,34 @@ import torch
 from mmspec.serving.closed import EngineClosed
 
 
+@dataclass(frozen=True)
+class SharedCall:
+    """How a job runs in one call with others.
+
+    Args:
+        key: jobs of equal keys may run together.
+        rows: rows of the call that are this job's.
+        inputs: what it adds to the call.
+        run: makes the outputs of several jobs, one each; called in the worker's thread.
+    """
+
+    key: Hashable
+    rows: int
+    inputs: Any
+    run: Callable[[Sequence["WorkerJob"]], Sequence[Any]]
+
+
 class WorkerJob:
     """A request of a worker.
 
     Args:
-        run: what makes the output; called with the job in the worker's thread. It should call `on_step` often.
+        run: what makes the output; called with the job in the worker's thread. It should call `on_step` often. Or how the job runs
+            together with others.
     """
 
-    def __init__(self, run: Callable[["WorkerJob"], Any]):
-        self.run = run
+    def __init__(self, run: "Callable[[WorkerJob], Any] | SharedCall"):
+        self.shared = run if isinstance(run, SharedCall) else None
+        self.run: Callable[[WorkerJob], Any] = (lambda job: run.run([job])[0]) if isinstance(run, SharedCall) else run
         self.future: Future[Any] = Future()
         self.cancelled = False
 
@@ -45,21 +65,24 @@ class WorkerJob:
 class ModelWorker:
     """A thread that runs the jobs of one model in order of arrival.
 
+    A job that may share a call takes with it those waiting ones that have its key.
+
     Args:
         name: name of the thread.
         max_queue: most jobs that wait.
+        max_rows: most rows of a call that several jobs share.
     """
 
-    def __init__(self, name: str, max_queue: int):
-        self.max_queue = max_queue
+    def __init__(self, name: str, max_queue: int, max_rows: int = 1):
+        self.max_queue, self.max_rows = max_queue, max_rows
         self._jobs: deque[WorkerJob] = deque()
-        self._current: WorkerJob | None = None
+        self._current: list[WorkerJob] = []
         self._changed = Condition()
         self._closed = False
         self._thread = Thread(target=self._work, name=name, daemon=True)
         self._thread.start()
 
-    def submit(self, run: Callable[[WorkerJob], Any]) -> WorkerJob:
+    def submit(self, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
         """Queue a job. Safe under threads.
 
         Args:
@@ -91,8 +114,8 @@ class ModelWorker:
 
     @property
     def busy(self) -> int:
-        """Jobs that run: 1 or 0."""
-        return int(self._current is not None)
+        """Jobs that run: at most 1, but for those that share a call."""
+        return len(self._current)
 
     @property
     def alive(self) -> bool:
@@ -107,34 +130,65 @@ class ModelWorker:
         """
         with self._changed:
             self._closed = True
-            current = [] if self._current is None else [self._current]
-            for job in (*self._jobs, *current):
+            for job in (*self._jobs, *self._current):
                 job.cancel()
             self._jobs.clear()
             self._changed.notify()
         self._thread.join(wait)
 
     def _work(self) -> None:
-        while (job := self._next()) is not None:
-            _finish(job)
-            self._current = job = None  # nothing of a request is kept
+        while jobs := self._next():
+            _finish([job for job in jobs if job.future.set_running_or_notify_cancel()])
+            self._current = jobs = []  # nothing of a request is kept
 
-    def _next(self) -> WorkerJob | None:
+    def _next(self) -> list[WorkerJob]:
+        """The first job with those that share its call; none when the worker is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
-                return None
-            self._current = self._jobs.popleft()
+                return []
+            self._current = [self._jobs.popleft()]
+            self._take_sharing()
             return self._current
 
+    def _take_sharing(self) -> None:
+        """Move waiting jobs to those that run, as long as there are rows left for them."""
+        shared = self._current[0].shared
+        if shared is None:
+            return
+        rows, left = shared.rows, deque[WorkerJob]()
+        for job in self._jobs:
+            if job.shared is not None and job.shared.key == shared.key and rows + job.shared.rows <= self.max_rows and not job.cancelled:
+                self._current.append(job)
+                rows += job.shared.rows
+            else:
+                left.append(job)
+        self._jobs = left
 
-def _finish(job: WorkerJob) -> None:
-    if not job.future.set_running_or_notify_cancel():
+
+def _finish(jobs: Sequence[WorkerJob]) -> None:
+    """Run jobs and set their futures. If a call of several jobs fails, each is run again, alone."""
+    if len(jobs) > 1 and _finish_together(jobs):
         return
+    for job in jobs:
+        try:
+            with torch.no_grad():
+                found = job.run(job)
+        except BaseException as error:
+            job.future.set_exception(error)
+        else:
+            job.future.set_result(found)
+
+
+def _finish_together(jobs: Sequence[WorkerJob]) -> bool:
+    """Run jobs in one call. False if it fails."""
+    shared = jobs[0].shared
+    assert shared is not None
     try:
         with torch.no_grad():
-            found = job.run(job)
-    except BaseException as error:
-        job.future.set_exception(error)
-    else:
-        job.future.set_result(found)
+            outputs = shared.run(jobs)
+    except BaseException:  # that of the job that fails alone is told
+        return False
+    for job, output in zip(jobs, outputs, strict=True):
+        job.future.set_result(output)
+    return True

@@ -1,20 +1,44 @@
 """`/v1/recommendations`: not an endpoint of OpenAI's, in the same style."""
 
+from collections.abc import Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 from typing import Any
 
 from fastapi import APIRouter, Request
 
-from mmspec.recsys.generation import Recommendations, recommend
+from mmspec.core.records import Committed, Step
+from mmspec.core.stats import Stats
+from mmspec.recsys.generation import recommend
 from mmspec.serving.http.choices import drafting_facts
 from mmspec.serving.http.endpoints.shared import check_count, server_state, worked
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.models import RecommenderServed
 from mmspec.serving.http.schemas.media import Item, RecommendationBody
-from mmspec.serving.http.worker import WorkerJob
+from mmspec.serving.http.worker import SharedCall, WorkerJob
 
 router = APIRouter()
 ITEMS = 10_000
 """Most items of a list in a request."""
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The users of one request, and the lists that hold for all of them."""
+
+    histories: list[list[Item]]
+    allow: list[Item] | None
+    deny: list[Item] | None
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What a request gets of a call: items and scores of its users, and the counts of their rows."""
+
+    items: list[list[Any]]
+    scores: list[list[float]]
+    stats: Stats
 
 
 @router.post("/v1/recommendations")
@@ -41,12 +65,14 @@ async def recommend_items(body: RecommendationBody, request: Request) -> dict[st
         _check_items(served, "history", history)
         if not history:
             raise ApiError(400, "history is empty: a user needs at least one item", "history")
-    out: Recommendations = await worked(request, served, lambda job: _recommend(served, body, histories, job))
+    asked = _Asked(histories, body.allow, body.deny)
+    shared = SharedCall((body.k, body.unseen), len(histories), asked, lambda jobs: _recommend(served, body.k, body.unseen, jobs))
+    out: _Found = await worked(request, served, shared)
     state.metrics.add(served.id, [out.stats])
     return {"object": "list", "model": served.id, "data": _rows(served, out), "mmspec": drafting_facts(None, [out.stats])}
 
 
-def _rows(served: RecommenderServed, out: Recommendations) -> list[dict[str, Any]]:
+def _rows(served: RecommenderServed, out: _Found) -> list[dict[str, Any]]:
     name = served.loaded.catalogue.name
     return [
         {"object": "recommendation", "index": index, "items": items, "scores": scores, "names": [name(item) for item in items]}
@@ -70,17 +96,38 @@ def _check_items(served: RecommenderServed, name: str, items: list[Item]) -> Non
             raise ApiError(400, f"{name} has the item {item!r:.60}, which is not in the catalogue of {len(catalogue)} items", name)
 
 
-def _recommend(served: RecommenderServed, body: RecommendationBody, histories: list[list[Item]], job: WorkerJob) -> Recommendations:
-    loaded, rows = served.loaded, len(histories)
-    return recommend(
+def _recommend(served: RecommenderServed, k: int, unseen: bool, jobs: Sequence[WorkerJob]) -> list[_Found]:
+    """Search for the users of several requests in one call."""
+    loaded = served.loaded
+    parts: list[_Asked] = [job.shared.inputs for job in jobs if job.shared is not None]
+    rows = [slice(*pair) for pair in pairwise(accumulate((len(part.histories) for part in parts), initial=0))]
+    counts = [Stats() for _ in parts]
+
+    def on_step(step: Step) -> None:
+        if all(job.cancelled for job in jobs):
+            raise CancelledError("the request was cancelled")
+        for stats, own in zip(counts, rows, strict=True):
+            stats.add(replace(step, committed=_committed(step.committed, own)))
+
+    out = recommend(
         loaded.model,
-        histories,
+        [history for part in parts for history in part.histories],
         loaded.drafter,
         method="plain" if loaded.drafter is None else "strict",
-        k=body.k,
+        draft_length="auto" if loaded.drafter is None else served.cost,
+        k=k,
         catalogue=loaded.catalogue,
-        unseen=body.unseen,
-        allow=None if body.allow is None else [body.allow] * rows,
-        deny=None if body.deny is None else [body.deny] * rows,
-        on_step=job.on_step,
+        unseen=unseen,
+        allow=None if all(part.allow is None for part in parts) else [part.allow for part in parts for _ in part.histories],
+        deny=None if all(part.deny is None for part in parts) else [part.deny for part in parts for _ in part.histories],
+        on_step=on_step,
     )
+    for stats in counts:
+        stats.exactness = out.stats.exactness
+    return [_Found(out.items[own], out.scores[own], stats) for own, stats in zip(rows, counts, strict=True)]
+
+
+def _committed(all_rows: Committed, own: slice) -> Committed:
+    """The outcome of some rows."""
+    found = {name: getattr(all_rows, name)[own] for name in ("values", "accepted", "judged", "drafted", "ended", "healthy", "drift")}
+    return Committed(**found, expected=all_rows.expected[own])

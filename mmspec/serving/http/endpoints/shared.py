@@ -14,7 +14,7 @@ from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.models import ServedModels, WorkerServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.waiting import Changes, answer, job_result
-from mmspec.serving.http.worker import WorkerJob
+from mmspec.serving.http.worker import SharedCall, WorkerJob
 
 EVENTS = "text/event-stream"
 
@@ -57,7 +57,7 @@ def check_count(state: ServerState, count: int) -> None:
         raise ApiError(400, f"the request asks for {count} outputs: this server makes 1 to {state.limits.max_inputs} at a time", "n")
 
 
-def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any]) -> WorkerJob:
+def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
     """Queue a job of a model.
 
     Args:
@@ -76,7 +76,7 @@ def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any]) -> WorkerJo
         raise api_error(error) from error
 
 
-async def worked(request: Request, served: WorkerServed, run: Callable[[WorkerJob], Any]) -> Any:
+async def worked(request: Request, served: WorkerServed, run: Callable[[WorkerJob], Any] | SharedCall) -> Any:
     """Queue a job of a model and wait for it.
 
     Args:
