@@ -20,6 +20,7 @@ from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechModel
 from mmspec.speech.families.letters import Letters
 from mmspec.speech.sampling.delay import frame_distribution, undelayed
+from mmspec.speech.sampling.recorded import RecordedFrames
 from mmspec.speech.sound.stream import SoundStream
 
 Inputs = Mapping[str, Tensor]
@@ -34,11 +35,13 @@ class Texts:
     mask: Tensor  # [R, P] bool
     writer: "DelayModel"  # that is to say them
     untold: int = 0  # rows that tell nothing, the last ones
+    recorded: RecordedFrames | None = None  # recordings that the frames continue
 
     @property
     def twins(self) -> "Texts":
         """The texts followed by as many unconditional rows."""
-        return replace(self, ids=self.ids.repeat(2, 1), mask=self.mask.repeat(2, 1), untold=len(self.ids))
+        recorded = None if self.recorded is None else self.recorded.twins
+        return replace(self, ids=self.ids.repeat(2, 1), mask=self.mask.repeat(2, 1), untold=len(self.ids), recorded=recorded)
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,7 @@ class DelayModel(SpeechModel):
         """Ids the text encoder knows."""
         ...
 
-    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[str | None]) -> Texts:
+    def encode(self, texts: Sequence[str | Inputs], voices: Sequence[Any]) -> Texts:
         """From texts, where the adapter has a tokenizer, or from what the class's own tokenizer or processor returned for one each."""
         if isinstance(texts, (str, Mapping)) or not len(texts):
             raise ValueError("texts must be a list of one prompt or more: a text each, or what the class's tokenizer returned for it")
@@ -100,7 +103,7 @@ class DelayModel(SpeechModel):
         ids, mask = (torch.stack([F.pad(row[part], (0, most - len(row[0]))) for row in rows]) for part in (0, 1))
         return Texts(ids.to(self.model.device), mask.bool().to(self.model.device), self)
 
-    def _row(self, text: Any, voice: str | None, number: int) -> tuple[Tensor, Tensor]:
+    def _row(self, text: Any, voice: Any, number: int) -> tuple[Tensor, Tensor]:
         """Ids [P] and their mask [P] of one prompt."""
         if not isinstance(text, Mapping) and self.letters is None:
             raise ValueError(f"text {text!r} needs a tokenizer: give the adapter one, or a list of what the class's tokenizer returned")
@@ -126,7 +129,9 @@ class DelayModel(SpeechModel):
         return self  # pyright: ignore[reportReturnType]
 
     def prompt(self, model: Any, inputs: Texts) -> tuple[Tensor, Tensor]:
-        """One frame [R, 1, K] that says nothing yet."""
+        """One frame [R, 1, K] that says nothing yet, or the recordings' frames [R, P, K]; and the mask."""
+        if inputs.recorded is not None:
+            return inputs.recorded.frames, inputs.recorded.mask
         frames = torch.full((len(inputs.ids), 1, len(self.delays)), self.start, device=inputs.ids.device)
         return frames, torch.ones_like(frames[..., 0], dtype=torch.bool)
 

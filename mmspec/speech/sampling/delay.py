@@ -42,9 +42,12 @@ def _by_book(step: Any, scores: Tensor, history: History) -> Tensor:
     return rearrange(out, "(b k) n v -> b n k v", k=books)
 
 
-def forced(scores: Tensor, where: Tensor, value: int) -> Tensor:
-    """`scores` [B, N, K, V] with point masses on `value` at the cells `where` [B, N, K]. A value the heads lack is added to the
-    distributions."""
+def forced(scores: Tensor, where: Tensor, value: int | Tensor) -> Tensor:
+    """`scores` [B, N, K, V] with point masses on `value`, one or [B, N, K], at the cells `where` [B, N, K]. A single value that the heads
+    lack is added to the distributions."""
+    if isinstance(value, Tensor):
+        point = torch.full_like(scores, -torch.inf).scatter(-1, value.clamp(min=0)[..., None], 0.0)
+        return torch.where(where[..., None], point, scores)
     scores = F.pad(scores, (0, max(0, value + 1 - scores.shape[-1])), value=-torch.inf)
     point = torch.full_like(scores[0, 0, 0], -torch.inf)
     point[value] = 0
@@ -78,15 +81,16 @@ class NoMore:
 
 @dataclass(frozen=True)
 class EndAt:
-    """Book 0 ends at output position `position`, if it has not ended before. To stand before `EndsInFirst`."""
+    """Book 0 ends at output position `position`, one or one a row, if it has not ended before. To stand before `EndsInFirst`."""
 
-    position: int
+    position: int | Sequence[int]
     end: int
     frames: ClassVar[bool] = True
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         first = torch.arange(scores.shape[2], device=scores.device) == 0
-        return forced(scores, (history.position == self.position)[..., None] & first, self.end)
+        last = self.position if isinstance(self.position, int) else to_device(list(self.position), scores.device)[:, None]
+        return forced(scores, (history.position == last)[..., None] & first, self.end)
 
 
 @dataclass(frozen=True)
