@@ -1,7 +1,7 @@
-"""Cascades and relays as users write them: objects made of transformers models, sources and names, or one name.
+"""Cascades, relays and asynchronous pairs as users write them: objects made of transformers models, sources and names, or one name.
 
 `cascade:MIDDLE,INNER` drafts with MIDDLE, for which INNER drafts. `relay:FIRST,COUNT,THEN` drafts the first COUNT tokens of a round with
-FIRST and the others with THEN.
+FIRST and the others with THEN. `asynchronous:DRAFTER` drafts with the model DRAFTER in another process.
 """
 
 from collections.abc import Callable
@@ -14,12 +14,15 @@ from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
 from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model.asynchronous import Asynchronous
 from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
 from mmspec.drafters.model.vertical_cascade import VerticalCascade
 from mmspec.models.target import HFTarget
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 
-KINDS = {"cascade": "cascade:MIDDLE,INNER", "relay": "relay:FIRST,COUNT,THEN"}
+KINDS = {"cascade": "cascade:MIDDLE,INNER", "relay": "relay:FIRST,COUNT,THEN", "asynchronous": "asynchronous:DRAFTER"}
+_PARTS = {"cascade": 2, "relay": 3, "asynchronous": 1}
+Composed = VerticalCascade | HorizontalCascade | Asynchronous
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,9 @@ class Fitting:
     as_drafter: Callable[[Any, HFTarget, Accept], Any]
 
     def fitted(self, drafter: Any) -> Any:
-        """Return `drafter`, a cascade or a relay, with every part an engine object."""
+        """Return `drafter`, a cascade, a relay or an asynchronous pair, with every part an engine object."""
+        if isinstance(drafter, Asynchronous):
+            return replace(drafter, drafter=self.as_drafter(drafter.drafter, self.target, self.rule))
         if isinstance(drafter, HorizontalCascade):
             first, then = (self.as_drafter(part, self.target, self.rule) for part in (drafter.first, drafter.then))
             _check_reads(then, "the later drafter of a relay")
@@ -79,11 +84,11 @@ def inner_rule(accept: Any, outer: Accept) -> Accept:
 
 
 def is_composed(name: str) -> bool:
-    """Return True for names of cascades and relays."""
+    """Return True for names of cascades, relays and asynchronous pairs."""
     return name.partition(":")[0] in KINDS and ":" in name
 
 
-def named(name: str, part: Callable[[str], Any] = lambda name: name) -> VerticalCascade | HorizontalCascade:
+def named(name: str, part: Callable[[str], Any] = lambda name: name) -> Composed:
     """Return the composition of a name. `part` converts the names of its parts to values of `drafter=`.
 
     Raises:
@@ -91,11 +96,17 @@ def named(name: str, part: Callable[[str], Any] = lambda name: name) -> Vertical
     """
     kind, _, rest = name.partition(":")
     parts = [each.strip() for each in rest.split(",")]
-    if not all(parts) or len(parts) != (2 if kind == "cascade" else 3) or (kind == "relay" and not parts[1].isdecimal()):
+    if not all(parts) or len(parts) != _PARTS[kind] or (kind == "relay" and not parts[1].isdecimal()):
         raise ValueError(f"drafter {name!r} cannot be read: write {KINDS[kind]}, such as {_EXAMPLES[kind]}")
     if kind == "cascade":
         return VerticalCascade(part(parts[0]), part(parts[1]), None)  # type: ignore[arg-type]
+    if kind == "asynchronous":
+        return Asynchronous(part(parts[0]))
     return HorizontalCascade(part(parts[0]), int(parts[1]), part(parts[2]))
 
 
-_EXAMPLES = {"cascade": "cascade:windowed,lookup or cascade:./small,lookup", "relay": "relay:./small,2,lookup"}
+_EXAMPLES = {
+    "cascade": "cascade:windowed,lookup or cascade:./small,lookup",
+    "relay": "relay:./small,2,lookup",
+    "asynchronous": "asynchronous:./small",
+}

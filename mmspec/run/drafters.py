@@ -14,9 +14,7 @@ from mmspec.drafters.features.shared_states import SharedStates
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.ensemble import ViewEnsemble
-from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
 from mmspec.drafters.model.padding import refuse_other_tokenizer
-from mmspec.drafters.model.vertical_cascade import VerticalCascade
 from mmspec.drafters.model.vocabulary import Overlap, Translated
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.views.base import View
@@ -26,7 +24,7 @@ from mmspec.models.compat.shared_states import reads_shared_states
 from mmspec.models.families.registry import family_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.target import HFTarget
-from mmspec.run.composition import Fitting, is_composed, named
+from mmspec.run.composition import Composed, Fitting, is_composed, named
 from mmspec.run.registry import DRAFTERS, build
 from mmspec.run.shapes import Tree, draw_for, shape_of
 from mmspec.run.views import mixed, view_for
@@ -60,14 +58,14 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
         return NoDraft()
     if hasattr(made, "begin"):
         _check_draws(made, rule)
-        return _composed(made, target, rule) if isinstance(made, (VerticalCascade, HorizontalCascade)) else made
+        return _composed(made, target, rule) if isinstance(made, Composed) else made
     seen = view_for(view, target, drafter)
     made = ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
     return by_masks(made, mask_token_of(drafter))
 
 
-def _composed(drafter: VerticalCascade | HorizontalCascade, target: HFTarget, rule: Accept) -> Drafter:
-    """Return a cascade or relay whose parts may be transformers models and names."""
+def _composed(drafter: Composed, target: HFTarget, rule: Accept) -> Drafter:
+    """Return a cascade, relay or asynchronous pair whose parts may be transformers models and names."""
 
     def as_target(model: Any, served: HFTarget) -> tuple[Any, View]:
         seen = view_for(None, served, model)
