@@ -47,7 +47,7 @@ def test_renormalising_over_what_is_allowed(model, reference, monkeypatch):
     """The mask before the softmax: every path's score is another, and so is the order."""
 
     def renormalised(distributions, column, children):
-        scores = distributions.at(column).scores.gather(-1, children.token)
+        scores = (distributions if column is None else distributions.at(column)).scores.gather(-1, children.token)
         return torch.where(children.valid, scores, -torch.inf).log_softmax(-1).nan_to_num(-torch.inf)
 
     monkeypatch.setattr(beams, "of_children", renormalised)

@@ -128,10 +128,8 @@ class BeamRule(ABC):
         forest: Forest = draft.aux
         children = self.trie.children(state, min(forest.level + depth, self.trie.levels - 1))
         fresh = scored.p.scores.shape[1]  # the distributions of columns before were used in earlier rounds
-        if depth == 0 and first + fresh == draft.size and fresh == width:  # they are all there is, in their order
-            log_p = scored.p.log_probs_at(children.token)
-        else:
-            log_p = of_children(scored.p, (column - draft.size + fresh).clamp_min(0), children)
+        every = depth == 0 and first + fresh == draft.size and fresh == width  # the beams are all that was scored, in order
+        log_p = of_children(scored.p, None if every else (column - draft.size + fresh).clamp_min(0), children)
         level = (ranked(children, log_p, score), draft.start[:, None] + depth, draft.start)
         if depth >= len(forest.drawn):
             return BeamLevel(children, *level)
@@ -143,9 +141,12 @@ def ranked(children: Children, log_p: Tensor, score: Tensor) -> Tensor:
     return torch.where(children.valid, score[..., None] + log_p, -torch.inf).flatten(1)
 
 
-def of_children(distributions: Categorical | TokensAndRest, column: Tensor, children: Children) -> Tensor:
-    """[B, M, C] log-probability of `children` under the distributions [B, N] at `column` [B, M], normalised over the whole vocabulary."""
-    return distributions.at(column).log_probs_at(children.token)
+def of_children(distributions: Categorical | TokensAndRest, column: Tensor | None, children: Children) -> Tensor:
+    """[B, M, C] log-probability of `children` under the distributions [B, N] at `column` [B, M], normalised over the whole vocabulary.
+
+    None stands for all columns, in order: then nothing is copied.
+    """
+    return (distributions if column is None else distributions.at(column)).log_probs_at(children.token)
 
 
 def best_indices(key: Tensor, count: int) -> Tensor:
