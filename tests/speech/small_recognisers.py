@@ -1,6 +1,10 @@
 """Random recognisers other than Whisper, with processors in the layout of published checkpoints; a window of two seconds."""
 
+import json
+from base64 import b64encode
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import transformers as hf
@@ -26,6 +30,13 @@ OMNI_SPECIAL = {
 OMNI_IDS = {"vision_start_token_id": SOUND + 5, "vision_end_token_id": SOUND + 6}
 OMNI_TOWER = {"depth": 1, "hidden_size": 16, "intermediate_size": 32, "num_heads": 2, "patch_size": 4, "spatial_merge_size": 2}
 ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1]}
+MISTRAL = (
+    *("[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[TOOL_CALLS]", "[IMG]", "<pad>", "[IMG_BREAK]"),
+    *("[IMG_END]", "[PREFIX]", "[MIDDLE]", "[SUFFIX]", "[SYSTEM_PROMPT]", "[/SYSTEM_PROMPT]", "[TOOL_CONTENT]"),
+    *(f"<SPECIAL_{rank}>" for rank in range(20, 24)),
+    *("[AUDIO]", "[BEGIN_AUDIO]"),
+)
+"""Special tokens from rank 5 on."""
 BARE = TEMPLATE.replace("<|audio_bos|><sound><|audio_eos|>", "<sound>")
 """For processors that bracket the sound themselves, or have no brackets."""
 ENCODER = {"num_mel_bins": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 64, "hidden_size": 16}
@@ -154,6 +165,33 @@ def qwen2_audio(layers: int = 2) -> tuple[Any, Any]:
     return build(Case(lambda: hf.Qwen2AudioForConditionalGeneration(config), "")), processor
 
 
+def tekken(folder: Path) -> None:
+    """Write a tokenizer of bytes in Mistral's format, its special tokens where the published one has them."""
+    special = dict(enumerate(("<unk>", "<s>", "</s>", "[INST]", "[/INST]", *MISTRAL))) | {34: "[TRANSCRIBE]"}
+    tokens = [{"rank": rank, "token_str": special.get(rank, f"<SPECIAL_{rank}>"), "is_control": True} for rank in range(40)]
+    pieces = [*(bytes([byte]) for byte in range(256)), b"la", b"en"]
+    vocab = [{"rank": rank, "token_bytes": b64encode(piece).decode(), "token_str": None} for rank, piece in enumerate(pieces)]
+    sizes = {"num_vocab_tokens": len(pieces), "default_vocab_size": 40 + len(pieces), "default_num_special_tokens": 40}
+    config = {"pattern": r"\p{L}+|\p{N}|\s+|[^\s\p{L}\p{N}]+", "version": "v7", **sizes}
+    sound = {"num_mel_bins": 16, "hop_length": 160, "window_size": 400}
+    audio = {"sampling_rate": RATE, "frame_rate": 12.5, "audio_encoding_config": sound, "chunk_length_s": 2.0}
+    (folder / "tekken.json").write_text(json.dumps({"config": config, "vocab": vocab, "special_tokens": tokens, "audio": audio}))
+
+
+def voxtral() -> tuple[Any, Any]:
+    """Its processor is read from a folder, as published: a tokenizer in Mistral's format, and no package that reads it."""
+    encoder = hf.VoxtralEncoderConfig(**ENCODER, max_source_positions=100)
+    config = hf.VoxtralConfig(
+        audio_config=encoder.to_dict(), text_config=_text(hf.LlamaConfig, vocab_size=300), audio_token_id=24, pad_token_id=11
+    )
+    with TemporaryDirectory() as folder:
+        tekken(Path(folder))
+        config.save_pretrained(folder)
+        extractor().save_pretrained(folder)
+        processor = hf.AutoProcessor.from_pretrained(folder)
+    return build(Case(lambda: hf.VoxtralForConditionalGeneration(config), "")), processor
+
+
 def moonshine() -> tuple[Any, Any]:
     sizes = {
         "vocab_size": VOCAB,
@@ -177,5 +215,6 @@ RECOGNISERS = {
     "Qwen2.5-Omni": qwen2_5_omni,
     "Qwen3-Omni": qwen3_omni,
     "Qwen2-Audio": qwen2_audio,
+    "Voxtral": voxtral,
     "Moonshine": moonshine,
 }

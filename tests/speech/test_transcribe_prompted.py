@@ -7,10 +7,11 @@ import torch
 from peft import LoraConfig
 
 import mmspec
+from mmspec.loading.hearing import load_transcriber
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.prompted import request_inputs
 from tests.companions import perturbed
-from tests.speech.small_recognisers import RECOGNISERS
+from tests.speech.small_recognisers import RECOGNISERS, tekken
 from tests.speech.small_whisper import sounds
 
 SECONDS = (0.8, 0.5, 0.95)
@@ -96,3 +97,30 @@ def test_granite_speech_transcribes_with_its_adapter_and_needs_it_off_for_text_a
         mmspec.text.generate(model, inputs, max_new_tokens=4)
     heard = mmspec.speech.transcribe(model, processor, waves[:1], "lookup", max_new_tokens=MOST)
     assert list(heard.transcripts[0].tokens) == expected
+
+
+def test_voxtral_is_asked_with_its_own_tokens(waves):
+    """As `VoxtralProcessor.apply_transcription_request` with mistral-common 1.13.1: 25 places for each window of two seconds."""
+    model, processor = RECOGNISERS["Voxtral"]()
+    sounds = [waves[0], torch.cat([waves[0], waves[1], waves[2]])]
+    asked = request_inputs(model, processor, sounds, TranscriptionOptions(language="en"))
+    language = processor.tokenizer.encode("lang:en")
+    rows = [ids[mask.bool()].tolist() for ids, mask in zip(asked["input_ids"], asked["attention_mask"], strict=True)]
+    assert rows == [[1, 3, 25, *[24] * 25 * windows, 4, *language, 34] for windows in (1, 2)]
+    assert asked["input_features"].shape == (3, 16, 200)
+    for option, message in (({"language": "english"}, "a code of two letters"), ({"prompt": "red"}, "prompt is 'red', but the request")):
+        with pytest.raises(ValueError, match=message):
+            mmspec.speech.transcribe(model, processor, sounds, **option)
+    out = mmspec.speech.transcribe(model, processor, sounds, "lookup", max_new_tokens=MOST, draft_length=3)
+    assert [ended(list(each.tokens), model) for each in out.transcripts] == [ended(alone(model, processor, each), model) for each in sounds]
+
+
+def test_voxtral_is_loaded_with_its_processor(tmp_path):
+    model, processor = RECOGNISERS["Voxtral"]()
+    model.save_pretrained(tmp_path)
+    processor.feature_extractor.save_pretrained(tmp_path)
+    tekken(tmp_path)
+    pair = load_transcriber(str(tmp_path), device="cpu")
+    sound = sounds(0.8)
+    expected = mmspec.speech.transcribe(model, processor, sound, max_new_tokens=MOST).texts
+    assert mmspec.speech.transcribe(pair.target, pair.processor, sound, "lookup", max_new_tokens=MOST).texts == expected

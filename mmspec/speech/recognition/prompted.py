@@ -10,6 +10,7 @@ from mmspec.models.families.registry import positions_of
 from mmspec.speech.recognition.decoding import RecognitionDecoding
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Transcript
+from mmspec.speech.recognition.voxtral import transcription_request
 
 HEAR_ALONE = ("moonshine",)
 """Model types that read sound without a prompt of words."""
@@ -17,7 +18,7 @@ UNMASKED = (*HEAR_ALONE, "granite_speech")
 """Model types whose encoder reads padding, too."""
 PROMPTED = (
     *("audioflamingo3", "glmasr", "granite_speech", "musicflamingo"),
-    *("qwen2_5_omni_thinker", "qwen2_audio", "qwen3_asr", "qwen3_omni_moe_thinker"),
+    *("qwen2_5_omni_thinker", "qwen2_audio", "qwen3_asr", "qwen3_omni_moe_thinker", "voxtral"),
 )
 """Model types that read sound within a prompt and are tested with their processors."""
 INSTRUCTION = "Transcribe the speech."
@@ -105,7 +106,10 @@ def request_inputs(model: Any, processor: Any, waves: Sequence[Tensor], options:
     """
     rate, sounds = extractor_of(processor).sampling_rate, [wave.numpy() for wave in waves]
     request = getattr(processor, "apply_transcription_request", None)
-    if request is not None:
+    if model.config.model_type == "voxtral":
+        _refuse(type(processor).__name__, task=options.task, prompt=options.prompt)
+        inputs = transcription_request(model, processor, waves, options.language)
+    elif request is not None:
         inputs = request(audio=sounds, return_tensors="pt", **_asked(type(processor).__name__, request, options))
     elif processor.chat_template is not None:
         _refuse(type(processor).__name__, language=options.language, task=options.task)
