@@ -7,8 +7,7 @@
 Every process gets one thread; the synchronous loop leaves the other core idle. Without --drafter, the mini drafts for a target that has
 --ratios times its layers: behind every layer stand copies of it whose outputs are multiplied by --gains, and the larger the gain, the less
 both agree. Draft lengths, and how many draft tokens an asynchronous round waits for, are chosen on the first --choose prompts; the table is
-of the others, contenders taking turns prompt by prompt, at batch 1. "predicted" is what `mmspec plan` computes from the acceptance and the
-seconds of the synchronous rounds for PEARL and AMUSD at their best settings, over chains at theirs.
+of the others, contenders taking turns, at batch 1. "predicted" is what `mmspec plan` computes for PEARL and AMUSD over chains.
 """
 
 import argparse
@@ -32,40 +31,32 @@ from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
 
-Contender = tuple[str, Any, int]
-"""Name, drafter, draft length."""
+Contender = tuple[str, Any, int]  # name, drafter, draft length
+Found = dict[str, tuple[list[float], Stats]]
 
 
 def deepened(model: Any, ratio: int, gain: float) -> Any:
     """A copy of a model with `ratio` times its layers; the new ones add `gain` times what the layer before adds."""
     found = copy.deepcopy(model)
-    layers = []
-    for layer in found.model.layers:
-        layers.append(layer)
-        for _ in range(ratio - 1):
-            layers.append(copy.deepcopy(layer))
-            for part in (layers[-1].self_attn.o_proj, layers[-1].mlp.down_proj):
-                part.weight.data.mul_(gain)
+    layers = [copy.deepcopy(layer) if extra else layer for layer in found.model.layers for extra in range(ratio)]
     for index, layer in enumerate(layers):
         layer.self_attn.layer_idx = index
+        for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
+            part.weight.data.mul_(gain if index % ratio else 1)
     found.model.layers = torch.nn.ModuleList(layers)
     found.config.num_hidden_layers = len(layers)
-    found.config.layer_types = None if getattr(found.config, "layer_types", None) is None else found.config.layer_types[:1] * len(layers)
     return found.eval()
 
 
-def timed(
-    contenders: list[Contender], target: Any, inputs: list[Any], args: argparse.Namespace, what: str
-) -> dict[str, tuple[list[float], Stats]]:
+def timed(contenders: list[Contender], target: Any, inputs: list[Any], args: argparse.Namespace, what: str) -> Found:
     """Seconds a token on every prompt, and statistics, of contenders that take turns."""
-    found: dict[str, tuple[list[float], Stats]] = {name: ([], Stats()) for name, _, _ in contenders}
+    found: Found = {name: ([], Stats()) for name, _, _ in contenders}
     settings = {"max_new_tokens": args.max_new_tokens, "temperature": args.temperature}
     for turn, prompt in enumerate(track(inputs, what)):
         texts = []
         for index in range(len(contenders)):
             name, drafter, length = contenders[(turn + index) % len(contenders)]
-            seconds, stats = found[name]
-            begun = perf_counter()
+            (seconds, stats), begun = found[name], perf_counter()
             out = mmspec.text.generate(target, prompt, drafter, draft_length=length, seed=turn, on_step=stats.add, **settings)
             seconds.append((perf_counter() - begun) / int(out.lengths.sum()))
             texts.append(out.tokens.tolist())
@@ -80,13 +71,10 @@ def compare(name: str, target: Any, drafter: Any, inputs: list[Any], args: argpa
     turns: list[Contender] = [(f"{length}", drafter, length) for length in args.lengths]
     pairs = {least: Asynchronous(drafter, least=least, ahead=args.ahead) for least in args.least}
     ahead: list[Contender] = [(f"{least} to {args.ahead}", pair, args.ahead) for least, pair in pairs.items()]
-    for _, pair, length in ahead:  # starts its process
-        mmspec.text.generate(target, inputs[0], pair, draft_length=length, max_new_tokens=8)
+    timed(ahead, target, inputs[:1], args, f"start ({name})")
     found = timed([plain, *turns, *ahead], target, inputs[: args.choose], args, f"choose ({name})")
     turn, pair = (min(several, key=lambda each: median(found[each[0]][0])) for several in (turns, ahead))
     found = timed([plain, turn, pair], target, inputs[args.choose :], args, f"measure ({name})")
-    for each in pairs.values():
-        each.close()
     (alone, plainly), (slow, stats), (quick, overlapped) = (found[each[0]] for each in (plain, turn, pair))
     call, wide = (each.seconds["score"] / max(1, each.target_calls) for each in (plainly, stats))
     step, rate = stats.seconds["draft"] / max(1, stats.drafted), stats.accepted / max(1, stats.judged)
@@ -99,18 +87,21 @@ def compare(name: str, target: Any, drafter: Any, inputs: list[Any], args: argpa
         "in turn": turn[0],
         "asynchronous": pair[0],
         "tokens a call": [stats.tokens_per_call, overlapped.tokens_per_call],
-        "in turn x plain": vars(Spread.of([one / two for one, two in zip(alone, slow, strict=True)])),
-        "asynchronous x plain": vars(Spread.of([one / two for one, two in zip(alone, quick, strict=True)])),
-        "asynchronous x in turn": vars(Spread.of([one / two for one, two in zip(slow, quick, strict=True)])),
+        "in turn x plain": ratios(alone, slow),
+        "asynchronous x plain": ratios(alone, quick),
+        "asynchronous x in turn": ratios(slow, quick),
         "predicted": {each: speeds[each] / max(speeds["chain"], speeds["plain"]) for each in ("pearl", "amusd")},
     }
 
 
+def ratios(one: list[float], other: list[float]) -> dict[str, float]:
+    return vars(Spread.of([a / b for a, b in zip(one, other, strict=True)]))
+
+
 def markdown(rows: list[dict[str, Any]]) -> str:
     title = "| pair | T / d | acceptance | in turn: draft tokens | x plain | asynchronous: draft tokens | x plain | x in turn | predicted |"
-    lines = [title, "|---" * 9 + "|"]
+    lines, keys = [title, "|---" * 9 + "|"], ("in turn x plain", "asynchronous x plain", "asynchronous x in turn")
     for row in rows:
-        keys = ("in turn x plain", "asynchronous x plain", "asynchronous x in turn")
         one, two, both = ("{median:.2f} ({low:.2f}-{high:.2f})".format(**row[key]) for key in keys)
         cells = [row["pair"], f"{row['target over drafter step']:.1f}", f"{row['acceptance']:.2f}", row["in turn"], one]
         cells += [row["asynchronous"], two, both, "{pearl:.2f}, {amusd:.2f}".format(**row["predicted"])]
@@ -128,8 +119,8 @@ def main() -> None:
     parser.add_argument("--least", type=int, nargs="+", default=[0, 1, 3], help="draft tokens that an asynchronous round waits for")
     parser.add_argument("--ahead", type=int, default=24, help="draft tokens that may wait")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini's examples by default")
-    parser.add_argument("--limit", type=int, default=8)
-    parser.add_argument("--choose", type=int, default=2, help="prompts that lengths are chosen on")
+    parser.add_argument("--limit", type=int, default=8, help="prompts")
+    parser.add_argument("--choose", type=int, default=2, help="prompts to choose lengths on")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
@@ -143,16 +134,15 @@ def main() -> None:
         pair = load_pair(Config(target=TargetSection(path=args.model), drafter=DrafterSection(kind=kind, path=path)))
         texts = [record["prompt"] for record in read_prompts(args.prompts)] if args.prompts else list(pair.examples)
         inputs = [pair.inputs([text]) for text in texts[: args.limit]]
-        if args.drafter is not None:
-            rows = [compare(f"{args.model}, {args.drafter}", pair.target, pair.drafter, inputs, args)]
-        else:
-            cases = [(ratio, gain) for ratio in args.ratios for gain in (args.gains if ratio > 1 else [0.0])]
-            rows = [compare(f"{r} x, gain {g:g}", deepened(pair.target, r, g), pair.target, inputs, args) for r, g in cases]
+        cases = [(ratio, gain) for ratio in args.ratios for gain in (args.gains if ratio > 1 else [0.0])]
+        pairs = [(f"{r} x, gain {g:g}", deepened(pair.target, r, g), pair.target) for r, g in cases if args.drafter is None]
+        pairs = pairs or [(f"{args.model}, {args.drafter}", pair.target, pair.drafter)]
+        rows = [compare(*each, inputs, args) for each in pairs]
     except (ValueError, FileNotFoundError) as error:
         parser.error(str(error))
+    print(markdown(rows))
     if args.out is not None:
         write_json(args.out, {"rows": rows, "provenance": provenance(pair.target.device)})
-    print(markdown(rows))
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from mmspec import minis
 from mmspec.loading.model_drafter import check_options, with_model
 from mmspec.loading.transformers import dtype_of, is_path, load_model
 from mmspec.minis import HOME, shipped_drafters
+from mmspec.models.compat import execution_device
 from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
@@ -72,7 +73,7 @@ class Pair:
             return self._look([each for each in prompts if isinstance(each, VisionPrompt)])
         texts = [each for each in prompts if isinstance(each, str)]
         found = self.tokenizer([self.wrapped(each) for each in texts], return_tensors="pt", padding=True, add_special_tokens=not self.chat)
-        return {key: found[key].to(self.target.device) for key in ("input_ids", "attention_mask")}
+        return {key: found[key].to(execution_device(self.target)) for key in ("input_ids", "attention_mask")}
 
     def _look(self, requests: Sequence[VisionPrompt]) -> dict[str, Any]:
         if not self.sees:
@@ -82,7 +83,7 @@ class Pair:
         found, target = process_vision_inputs(self.processor, requests, self.name, self.chat), self.target
         exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
         dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
-        return {key: value.to(target.device, dtypes[key]) for key, value in found.items()}
+        return {key: value.to(execution_device(target), dtypes[key]) for key, value in found.items()}
 
     def wrapped(self, prompt: str) -> str:
         """Return the prompt in the target's chat template, if `chat` is set."""

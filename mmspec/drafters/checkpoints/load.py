@@ -10,6 +10,7 @@ from mmspec.drafters.checkpoints.nets import net_class
 from mmspec.drafters.checkpoints.published import Hints, Reading, layout_of, read_published
 from mmspec.drafters.features.eagle3_parts import SharedHead
 from mmspec.drafters.int8 import check_int8, is_int8, put_int8_linears
+from mmspec.models.compat import execution_device
 from mmspec.utils.packing import packed, unpacked
 from mmspec.utils.weights import fill, read_config, read_names, read_weights, write_folder
 
@@ -127,7 +128,7 @@ def _made(kind: Any, options: Mapping[str, Any], folder: Path) -> Any:
 def suited(net: Any, target: Any, source: Path) -> Any:
     """Return `net` on the target's device, in its dtype. ValueError if the two do not match."""
     _check_suited(net, target, source)
-    return net.to(target.device, target.dtype)
+    return net.to(execution_device(target), target.dtype)
 
 
 def _check_suited(net: Any, target: Any, source: Path) -> None:

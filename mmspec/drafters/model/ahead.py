@@ -18,6 +18,7 @@ from mmspec.core.records import Budget, Committed, Draft
 from mmspec.drafters.model.drafter import ModelDrafter, committed_values
 from mmspec.drafters.shapes import Score, Shape
 from mmspec.drafters.views.base import same_prompt
+from mmspec.models.compat import execution_device
 from mmspec.models.model_checks import model_name, refuse_unhealthy
 
 
@@ -154,7 +155,7 @@ class DraftingAhead:
     def __init__(self, drafter: ModelDrafter, opening: Opening, connection: Connection):
         self.opening, self.connection = opening, connection
         model = getattr(drafter.target, "target", drafter.target).model  # type: ignore[attr-defined]
-        self.name, self.device = model_name(model), model.device
+        self.name, self.device = model_name(model), execution_device(model)
         prompt = {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in opening.prompt.items()}
         shape = Published(drafter.shape, self._publish)
         self.session = replace(drafter, view=same_prompt, shape=shape).begin(prompt, None)  # type: ignore[arg-type]

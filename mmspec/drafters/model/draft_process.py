@@ -16,6 +16,7 @@ from torch import multiprocessing, nn
 
 from mmspec.drafters.model.ahead import Begun, DraftingAhead, Drawn, End, Failed, Observe, Opening
 from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.models.compat.models import writes_of
 from mmspec.models.model_checks import model_name
 
 _RAISED = {error.__name__: error for error in (ValueError, FloatingPointError)}
@@ -67,7 +68,7 @@ class DraftProcess:
             RuntimeError: if the process has ended.
         """
         model = own_model(drafter)
-        state = (id(model), *((weight.data_ptr(), weight._version) for weight in model.parameters()))
+        state = (id(model), *((weight.data_ptr(), writes_of(weight)) for weight in model.parameters()))
         changed, self.model, self.begun = state != self.model, state, False
         try:
             parts = _pickled((drafter, opening), model), pickle.dumps(model) if changed else None

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from mmspec.models.compat.models import execution_device
 from mmspec.models.compat.output_head import head_product
 
 LEAST_VOCABULARY = 16_384
@@ -46,7 +47,7 @@ class CatalogueHead:
         head = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
         if type(head) is not nn.Linear or head.weight.is_meta or head.out_features < max(LEAST_VOCABULARY, 4 * len(tokens)):
             return None
-        found = CatalogueHead(tokens.to(model.device))
+        found = CatalogueHead(tokens.to(execution_device(model)))
         if model not in _proved:
             _proved[model] = found._proves(copy)
         return found if _proved[model] else None

@@ -64,6 +64,22 @@ def has_weights(module: Any) -> bool:
     return hasattr(module, "_hf_hook") or not any(weight.is_meta for weight in module.parameters(recurse=False))
 
 
+def execution_device(model: Any) -> torch.device:
+    """Where the forwards of `model` run: its own device, or for weights kept elsewhere (meta) the one that accelerate brings them to.
+
+    Relies on `AlignDevicesHook.execution_device` of accelerate (0.20 to 1.x), alone or in a `SequentialHook.hooks`.
+    """
+    if model.device.type != "meta":
+        return model.device
+    for module in model.modules():
+        hook = getattr(module, "_hf_hook", None)
+        for each in getattr(hook, "hooks", (hook,)):
+            device = getattr(each, "execution_device", None)
+            if device is not None:
+                return torch.device(device)
+    return model.device
+
+
 def bring_weights(module: Any) -> None:
     """Move a model that accelerate keeps elsewhere between its forwards to where it runs, as a call of its forward would.
 

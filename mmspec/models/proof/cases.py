@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.proof.facts import edges
 from mmspec.models.proof.probes import ACROSS, CHAIN, SHORT, TREE, TREE_ACROSS, Probe, ProbeRound, difference
@@ -116,7 +117,7 @@ def check_itself(model: Any, family: Any, twinless: str | None) -> tuple[int | N
         Failed: where logits differ, are random or hold NaN.
     """
     probe = check_repeats(model, family)
-    large = model.device.type == "cpu" and sum(p.numel() for p in model.parameters()) > _LARGE
+    large = execution_device(model).type == "cpu" and sum(p.numel() for p in model.parameters()) > _LARGE
     if large and twinless is None:
         return None, ""
     cases = Cases(model, probe, allowance(model, probe))

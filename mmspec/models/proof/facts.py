@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import transformers
 
-from mmspec.models.compat import attention_of, hooks_of
+from mmspec.models.compat import attention_of, execution_device, hooks_of
 from mmspec.models.proof.twin import WINDOWS
 
 _FLAGS = ("alibi", "use_alibi", "position_embedding_type", "use_bidirectional_attention", "is_causal", "use_sliding_window")
@@ -157,7 +157,7 @@ def proof_fingerprint(model: Any, family: Any) -> str:
         "config": _plain(model.config.to_dict()),
         "attention": str(attention_of(model.config)),
         "dtype": str(model.dtype),
-        "device": model.device.type,
+        "device": execution_device(model).type,
         "versions": [torch.__version__, transformers.__version__],
         "sources": [_digest_of_class(kind), _digest_of_core()],
     }

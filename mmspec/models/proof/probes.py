@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Draft
+from mmspec.models.compat import execution_device
 from mmspec.models.families.encoder import EncoderStates
 from mmspec.models.families.encoder_decoder import start_ids
 from mmspec.models.module_copy import throwaway_copy
@@ -74,7 +75,7 @@ class Probe:
 
     def __init__(self, model: Any, family: Any, lengths: Sequence[int], whole: bool):
         self.model, self.family, self.whole = throwaway_copy(model), family, whole  # some forwards leave a mode behind
-        self.device = model.device
+        self.device = execution_device(model)
         self._generator = torch.Generator().manual_seed(17)
         self._ids = usable_ids(model, family)
         self._known: dict[tuple[int, Path], Tensor] = {}

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of
 from mmspec.models.proof import facts as proof_facts
 from mmspec.models.proof import store as proof_store
@@ -159,5 +160,6 @@ def _read(digest: str) -> Proof | None:
 
 @contextmanager
 def _random_state_kept(model: Any) -> Iterator[None]:
-    with torch.random.fork_rng([model.device] if model.device.type == "cuda" else []):
+    device = execution_device(model)
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
         yield

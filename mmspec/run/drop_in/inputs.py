@@ -130,4 +130,4 @@ def inputs_for(model: Any, ids: Tensor, given: Mapping[str, Any], model_kwargs: 
 
 def _moved(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs on the model's device; `generate` accepts prompts on the host."""
-    return {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in inputs.items()}
+    return {key: value.to(compat.execution_device(model)) if isinstance(value, Tensor) else value for key, value in inputs.items()}

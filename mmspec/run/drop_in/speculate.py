@@ -187,7 +187,7 @@ class DropInCall:
         if not self.config.do_sample and not reads_raw(self.rule):
             steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
         rule, steps = _warped(self.rule, steps)
-        ids = self.ids.to(self.model.device)
+        ids = self.ids.to(compat.execution_device(self.model))
         checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
         ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
         proof = require(self.model, self.family, trees=self.asked.request.tree is not None)

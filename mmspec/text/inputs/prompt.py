@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from mmspec.models.compat import execution_device
 from mmspec.text.inputs.checks import checked, tensors
 
 
@@ -41,7 +42,7 @@ class TextPrompt:
         Raises:
             ValueError: for inputs that the model cannot read.
         """
-        found = checked(model, family, tensors(inputs, model.device))
+        found = checked(model, family, tensors(inputs, execution_device(model)))
         begun = perf_counter()
         found = family.prepared(model, found) if hasattr(family, "prepared") else found
         seconds = perf_counter() - begun
