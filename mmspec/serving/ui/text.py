@@ -6,7 +6,9 @@ from typing import Any
 
 from mmspec import minis
 from mmspec.core.records import Step
+from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import MINIS, Pair
+from mmspec.run.config import changed
 from mmspec.serving.ui.comparison import LiveComparison, LiveGeneration
 from mmspec.serving.ui.models import UiModel
 from mmspec.serving.ui.rendering import Sameness, board
@@ -126,7 +128,11 @@ class TextSide:
             "tree": None,
             "stop_below": None,
         }
-        drafting = {"drafter": self._drafter(drafter), "accept": accept, "draft_length": draft_length_field("draft length", draft_length)}
+        drafting = {
+            "drafter": self._drafter(drafter, options["temperature"], accept),
+            "accept": accept,
+            "draft_length": draft_length_field("draft length", draft_length),
+        }
         if pair.view is not None:
             drafting["view"] = pair.view
 
@@ -157,10 +163,12 @@ class TextSide:
         """
         return board("text.html", comparison, "tokens", _sameness(comparison), prompt=prompt)
 
-    def _drafter(self, name: str) -> Any:
-        """The drafter called `name`, as `generate` takes it."""
+    def _drafter(self, name: str, temperature: float, accept: str) -> Any:
+        """The drafter called `name`, as `generate` takes it. One with another tokenizer is made for a temperature and a rule."""
         if name == self.pair.drafter_name:
-            return self.pair.drafter
+            if self.pair.own_tokenizer is None:
+                return self.pair.drafter
+            return aligned_model(replace(self.pair, config=changed(self.pair.config, "run", temperature=temperature), accept=accept), {})
         if name in _MODEL_FREE:
             return name
         if name not in self.drafters:
