@@ -32,11 +32,9 @@ LENGTH, NEW, SHOWN = 128, 48, 4  # tokens of a training window and of a title at
 
 
 class Titles:
-    """Titles as token ids, and users' histories, from a data set with `items.parquet` and `interactions.parquet`."""
+    """Titles as token ids, and users' histories, from records of items and of events in order."""
 
-    def __init__(self, home: Path):
-        rows = pq.read_table(home / "items.parquet").to_pylist()
-        events = pq.read_table(home / "interactions.parquet").sort_by([("user", "ascending"), ("order", "ascending")]).to_pylist()
+    def __init__(self, rows: list[dict[str, Any]], events: list[dict[str, Any]]):
         found: dict[str, list[int]] = defaultdict(list)
         for event in events:
             found[event["user"]].append(event["item"])
@@ -46,8 +44,7 @@ class Titles:
         texts = {row["item"]: " ".join(row["title"].split()) + "\n" for row in rows}
         self.tokenizer.train_from_iterator(texts.values(), vocab_size=2048, show_progress=False)
         self.ids = {item: self.tokenizer.encode(text).ids[-NEW:] for item, text in texts.items()}
-        self.end = self.tokenizer.encode("\n").ids[-1]
-        self.size = self.tokenizer.get_vocab_size()
+        self.end, self.size = self.tokenizer.encode("\n").ids[-1], self.tokenizer.get_vocab_size()
 
     def of(self, items: list[int]) -> list[int]:
         """Token ids of a history."""
@@ -134,7 +131,12 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         args.steps, args.test = 2, 2
-    titles = Titles(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / args.data)
+        rows = [{"item": n, "title": f"Steel bolt {n} mm, pack of {n % 7}", "codes": [n % 4]} for n in range(40)]
+        titles = Titles(rows, [{"user": n % 8, "item": n * 7 % 40} for n in range(80)])
+    else:
+        home = Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / args.data
+        events = pq.read_table(home / "interactions.parquet").sort_by([("user", "ascending"), ("order", "ascending")])
+        titles = Titles(pq.read_table(home / "items.parquet").to_pylist(), events.to_pylist())
     model = model_of(titles.size, 128)
     with tempfile.TemporaryDirectory() as work:
         plan = Fit(steps=args.steps, lr=3e-3, checkpoint_every=args.steps)

@@ -14,7 +14,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.records import Budget, Draft
 from mmspec.core.rules.coupled import Coupled
 from mmspec.core.rules.token import Token
-from mmspec.drafters.model.ahead import Chains, Observe
+from mmspec.drafters.model.ahead import DraftedChains, RoundOutcome
 from mmspec.drafters.model.asynchronous import Asynchronous
 from mmspec.drafters.model.draft_process import DraftProcesses
 from mmspec.drafters.retrieval.lookup import Lookup
@@ -256,7 +256,7 @@ def _alive(number):
 
 
 def test_chains_go_on_behind_what_is_committed():
-    chains = Chains(3)
+    chains = DraftedChains(3)
     for values in ([1, 5, None], [2, 6, None], [3, 7, 9]):
         chains.extend(values)
     assert chains.advance([[1, 2], [5], []])
@@ -265,4 +265,4 @@ def test_chains_go_on_behind_what_is_committed():
     assert not other.advance([[3, 4], [8], [9]])  # longer than what was drafted; another value; all of it
     assert other.rows == [[], [], []]
     assert chains.rows == [[3], [6, 7], [9]]
-    assert Observe([[1]], [False]).values == [[1]]
+    assert RoundOutcome([[1]], [False]).values == [[1]]

@@ -23,7 +23,7 @@ from mmspec.models.model_checks import model_name, refuse_unhealthy
 
 
 @dataclass(frozen=True, slots=True)
-class Observe:
+class RoundOutcome:
     """To the drafter: the outcome of a round."""
 
     values: list[list[int]]  # newly committed, by row
@@ -31,17 +31,17 @@ class Observe:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class DraftingEnd:
     """To the drafter: the generation is over, or was given up."""
 
 
 @dataclass(frozen=True, slots=True)
-class Begun:
+class DraftingBegun:
     """From the drafter: what follows belongs to the generation that was begun last."""
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DraftedTokens:
     """From the drafter: one draft token a row; None where a row has none."""
 
     observed: int  # rounds whose outcome was known when it was drawn
@@ -49,7 +49,7 @@ class Drawn:
 
 
 @dataclass(frozen=True, slots=True)
-class Failed:
+class DrafterFailed:
     """From the drafter: an error ended the generation."""
 
     kind: str  # name of its class
@@ -57,7 +57,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Opening:
+class DraftingStart:
     """What a generation begins with in the process that drafts.
 
     Args:
@@ -77,7 +77,7 @@ class Opening:
     ahead: int
 
 
-class Chains:
+class DraftedChains:
     """The draft tokens behind the last committed value of each row.
 
     Args:
@@ -87,9 +87,9 @@ class Chains:
     def __init__(self, rows: int):
         self.rows: list[list[int]] = [[] for _ in range(rows)]
 
-    def copy(self) -> "Chains":
+    def copy(self) -> "DraftedChains":
         """Return chains that may be changed on their own."""
-        found = Chains(0)
+        found = DraftedChains(0)
         found.rows = [list(row) for row in self.rows]
         return found
 
@@ -122,7 +122,7 @@ class Superseded(Exception):
 
 
 @dataclass(frozen=True)
-class Published:
+class PublishedShape:
     """A shape whose draft tokens are shown to a function while they are drawn.
 
     Args:
@@ -152,15 +152,15 @@ class DraftingAhead:
         connection: to the process of the target.
     """
 
-    def __init__(self, drafter: ModelDrafter, opening: Opening, connection: Connection):
+    def __init__(self, drafter: ModelDrafter, opening: DraftingStart, connection: Connection):
         self.opening, self.connection = opening, connection
         model = getattr(drafter.target, "target", drafter.target).model  # type: ignore[attr-defined]
         self.name, self.device = model_name(model), execution_device(model)
         prompt = {key: value.to(self.device) if isinstance(value, Tensor) else value for key, value in opening.prompt.items()}
-        shape = Published(drafter.shape, self._publish)
+        shape = PublishedShape(drafter.shape, self._publish)
         self.session = replace(drafter, view=same_prompt, shape=shape).begin(prompt, None)  # type: ignore[arg-type]
         self.noise = Noise.from_seed(opening.seeds, len(opening.seeds), self.device, opening.coupled)
-        self.chains, self.left = Chains(len(opening.left)), list(opening.left)
+        self.chains, self.left = DraftedChains(len(opening.left)), list(opening.left)
         self.unread = [[value] for value in opening.pending]  # committed values that the session was not told yet; the last is pending
         self.committed = [0] * len(self.left)
         self.observed = 0
@@ -214,7 +214,7 @@ class DraftingAhead:
             table = torch.stack([draft.nodes[:, column], draft.valid[:, column].long()]).tolist()
             values = [value if real else None for value, real in zip(*table, strict=True)]
             self.chains.extend(values)
-            self.connection.send(Drawn(self.observed, values))
+            self.connection.send(DraftedTokens(self.observed, values))
         self.shown = draft.size - draft.roots
         while self.connection.poll():
             self._receive()
@@ -222,7 +222,7 @@ class DraftingAhead:
     def _receive(self) -> None:
         """Wait for one message."""
         message = self.connection.recv()
-        if isinstance(message, End):
+        if isinstance(message, DraftingEnd):
             self.over = True
             raise Superseded
         self.observed += 1

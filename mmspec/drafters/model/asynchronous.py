@@ -18,7 +18,7 @@ from mmspec.core.control import is_whole
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.model.ahead import Chains, Observe, Opening
+from mmspec.drafters.model.ahead import DraftedChains, DraftingStart, RoundOutcome
 from mmspec.drafters.model.draft_process import DraftProcess, DraftProcesses, own_model
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, drawn, most_likely
@@ -90,7 +90,7 @@ class Asynchronous:
         return AsynchronousSession(self, view(prompt, session))
 
     def close(self) -> None:
-        """End the processes that no generation uses. A later generation starts another one."""
+        """DraftingEnd the processes that no generation uses. A later generation starts another one."""
         self._processes.close()
 
     @property
@@ -109,9 +109,9 @@ class AsynchronousSession:
     def __init__(self, drafter: Asynchronous, prompt: Mapping[str, Any]):
         self.drafter, self.prompt = drafter, prompt
         self.process: DraftProcess | None = None
-        self.opening: Opening | None = None  # of a generation that has not drafted yet
-        self.before = Observe([], [])  # what was committed until then
-        self.chains = Chains(0)  # as the other process had them when it sent its last message
+        self.opening: DraftingStart | None = None  # of a generation that has not drafted yet
+        self.before = RoundOutcome([], [])  # what was committed until then
+        self.chains = DraftedChains(0)  # as the other process had them when it sent its last message
         self.unread: deque[list[list[int]]] = deque()  # committed by the rounds that it had not heard of then
         self.observed = 0  # rounds that it had heard of
         self.left: list[int] = []
@@ -149,12 +149,12 @@ class AsynchronousSession:
             self.left[row] = 0 if ended else self.left[row] - len(values)
         if self.process is None:
             told = zip(self.before.values, committed.values, strict=True)
-            self.before = Observe([[*old, *new] for old, new in told], committed.ended)
+            self.before = RoundOutcome([[*old, *new] for old, new in told], committed.ended)
             return
         self.unread.append(committed.values)
         while self.process.waits():
             self._read(self.process)
-        self.process.send(Observe(committed.values, committed.ended))
+        self.process.send(RoundOutcome(committed.values, committed.ended))
         if not any(self.left):
             self.close()
 
@@ -167,8 +167,8 @@ class AsynchronousSession:
         self.left = [left * real for left, real in zip(budget.left.tolist(), pending.valid[:, 0].tolist(), strict=True)]
         prompt = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.prompt.items()}
         values = pending.nodes[:, 0].tolist()
-        self.opening = Opening(prompt, noise.seeds.tolist(), noise.coupled, values, list(self.left), self.drafter.ahead)
-        self.before, self.chains = Observe([[] for _ in values], [False] * len(values)), Chains(len(values))
+        self.opening = DraftingStart(prompt, noise.seeds.tolist(), noise.coupled, values, list(self.left), self.drafter.ahead)
+        self.before, self.chains = RoundOutcome([[] for _ in values], [False] * len(values)), DraftedChains(len(values))
 
     def _start(self) -> None:
         """Take a process, and let it draft for this generation."""
@@ -190,7 +190,7 @@ class AsynchronousSession:
             self.observed += 1
         self.chains.extend(found.values)
 
-    def _current(self) -> Chains:
+    def _current(self) -> DraftedChains:
         """The draft tokens received that continue what is committed now."""
         chains = self.chains.copy()
         for values in self.unread:

@@ -14,7 +14,7 @@ from weakref import finalize
 import torch
 from torch import multiprocessing, nn
 
-from mmspec.drafters.model.ahead import Begun, DraftingAhead, Drawn, End, Failed, Observe, Opening
+from mmspec.drafters.model.ahead import DraftedTokens, DrafterFailed, DraftingAhead, DraftingBegun, DraftingEnd, DraftingStart, RoundOutcome
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.models.compat.models import writes_of
 from mmspec.models.model_checks import model_name
@@ -56,7 +56,7 @@ class DraftProcess:
         self.begun = False  # it has said so of the generation that was begun last
         self.close = finalize(self, _close, self.connection, self.process)
 
-    def begin(self, drafter: ModelDrafter, opening: Opening) -> None:
+    def begin(self, drafter: ModelDrafter, opening: DraftingStart) -> None:
         """Begin a generation.
 
         Args:
@@ -84,7 +84,7 @@ class DraftProcess:
         except OSError:
             raise self._ended() from None
 
-    def receive(self) -> Drawn | None:
+    def receive(self) -> DraftedTokens | None:
         """Wait for one message.
 
         Returns:
@@ -99,9 +99,9 @@ class DraftProcess:
             found = self.connection.recv()
         except (EOFError, OSError):
             raise self._ended() from None
-        if self.begun and isinstance(found, Failed):
+        if self.begun and isinstance(found, DrafterFailed):
             raise _RAISED.get(found.kind, RuntimeError)(found.message)
-        if isinstance(found, Begun):
+        if isinstance(found, DraftingBegun):
             self.begun = True
             return None
         return found if self.begun else None
@@ -140,19 +140,19 @@ class DraftProcesses:
         return DraftProcess(self.device, self.threads)
 
     def give_back(self, process: DraftProcess) -> None:
-        """End the generation of a process, which may then be taken for another one.
+        """DraftingEnd the generation of a process, which may then be taken for another one.
 
         Args:
             process: of `take`.
         """
         try:
-            process.send(End())
+            process.send(DraftingEnd())
         except RuntimeError:
             return
         self.idle.append(process)
 
     def close(self) -> None:
-        """End the processes that no generation uses."""
+        """DraftingEnd the processes that no generation uses."""
         while self.idle:
             self.idle.pop().close()
 
@@ -178,7 +178,7 @@ def _pickled(found: Any, model: nn.Module) -> bytes:
     return file.getvalue()
 
 
-def _unpickled(data: bytes, model: nn.Module) -> tuple[ModelDrafter, Opening]:
+def _unpickled(data: bytes, model: nn.Module) -> tuple[ModelDrafter, DraftingStart]:
     class Unpickler(pickle.Unpickler):
         def persistent_load(self, pid: str) -> nn.Module:
             return model.get_submodule(pid)
@@ -194,9 +194,9 @@ def _serve(connection: Connection, device: str | None, threads: int) -> None:
     try:
         while True:
             message = connection.recv()
-            if isinstance(message, (Observe, End)):  # of a generation that has failed
+            if isinstance(message, (RoundOutcome, DraftingEnd)):  # of a generation that has failed
                 continue
-            connection.send(Begun())
+            connection.send(DraftingBegun())
             try:
                 parts, weights = message
                 if weights is not None:
@@ -207,7 +207,7 @@ def _serve(connection: Connection, device: str | None, threads: int) -> None:
             except (EOFError, OSError):
                 raise
             except Exception as error:
-                connection.send(Failed(type(error).__name__, f"{error}" if type(error).__name__ in _RAISED else _told(error)))
+                connection.send(DrafterFailed(type(error).__name__, f"{error}" if type(error).__name__ in _RAISED else _told(error)))
     except (EOFError, OSError):
         return
 
