@@ -1,8 +1,7 @@
 """Every way to speed mini speech up beside plain decoding: what a call brings, what a second of sound costs, and whether it is understood.
 
     python speech/compare_methods.py                       # 1,000 spoken numbers a row
-    python speech/compare_methods.py --utterances 200 --only model tree
-    python speech/compare_methods.py --utterances 24 --layers 24 --only heads "heads 3" model    # a slower target that says the same
+    python speech/compare_methods.py --utterances 16 --layers 32 --trained build/joint/joint --only heads model    # a slower target
     python speech/compare_methods.py --form sentences --utterances 64 --ears    # judged by Whisper, a voice encoder and DNSMOS as well
 
 Counts are exact and the same on every machine. Ratios are seconds against plain decoding, utterance by utterance at batch 1, contenders
@@ -25,7 +24,7 @@ from rich.progress import track
 import mmspec
 from mmspec.bench.compare.ears import Ears, quality_table, spoken_numbers, spoken_sentences
 from mmspec.bench.compare.run import Spread
-from mmspec.bench.compare.speech import FOLDER, always_accept, speech_methods, with_deeper_target
+from mmspec.bench.compare.speech import FOLDER, always_accept, changed_mini, speech_methods
 from mmspec.loading.wheels import model_folder
 from mmspec.minis import Mini
 from mmspec.minis.speech_model import load_recogniser
@@ -102,6 +101,7 @@ def main() -> None:
     parser.add_argument("--utterances", type=int, default=1024)
     parser.add_argument("--timed", type=int, default=24, help="utterances timed at batch 1")
     parser.add_argument("--only", nargs="+", help="rows to run; plain is always among them")
+    parser.add_argument("--trained", type=Path, help="a folder of speech/train_joint.py, whose target and heads are compared")
     parser.add_argument("--layers", type=int, help="of a deeper target, whose new layers pass their input on")
     parser.add_argument("--form", choices=FORMS, default="numbers", help="what is said")
     parser.add_argument(
@@ -116,7 +116,7 @@ def main() -> None:
         args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
     mini, asked = mmspec.load("speech"), FORMS[args.form](args.utterances)
     try:
-        mini = mini if args.layers is None else with_deeper_target(mini, args.layers)
+        mini = changed_mini(mini, args.trained, args.layers)
         ears = None if args.ears is None else Ears.load(args.ears, sorted({voice for _, voice in asked}))
     except (OSError, ValueError) as error:
         parser.error(str(error))

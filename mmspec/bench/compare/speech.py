@@ -2,6 +2,7 @@
 
 import copy
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,11 +13,13 @@ from mmspec.core.rules.lossy.membership import Membership
 from mmspec.core.rules.lossy.pcg import PCG
 from mmspec.core.rules.lossy.ssd import SSD
 from mmspec.core.rules.lossy.tolerance import Tolerance
+from mmspec.drafters.checkpoints.load import load_drafter
 from mmspec.drafters.heads.viterbi import grouped
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.trees.static import Template
 from mmspec.minis import HOME, Mini
 from mmspec.minis import speech_data as spoken
+from mmspec.minis.weights import llama
 from mmspec.speech import synthesize
 from mmspec.train.deeper import deepened_model
 
@@ -47,16 +50,23 @@ def speech_methods(mini: Mini) -> dict[str, dict[str, Any]]:
     }
 
 
-def with_deeper_target(mini: Mini, layers: int) -> Mini:
-    """Return the mini with a deeper target, whose new layers pass their input on: it says the same, in slower forwards.
+def changed_mini(mini: Mini, trained: Path | None = None, layers: int | None = None) -> Mini:
+    """Return the mini with another target, to see how seconds depend on it.
 
     Args:
         mini: mini speech.
-        layers: layers of the target, more than it has.
+        trained: a folder that `speech/train_joint.py joint` wrote: its target, and its heads in place of `vadusa`.
+        layers: layers of a deeper target, whose new layers pass their input on: it says the same, in slower forwards.
 
     Raises:
-        ValueError: for too few layers.
+        ValueError: for a folder without them, or too few layers.
     """
+    if trained is not None:
+        model = llama(trained / "target")
+        heads = load_drafter(trained / "heads", model)
+        mini = replace(mini, target=replace(mini.target, model=model), drafters=mini.drafters | {"vadusa": heads})
+    if layers is None:
+        return mini
     small = mini.target.model
     config = copy.deepcopy(small.config)
     config.num_hidden_layers = layers
