@@ -90,7 +90,7 @@ class Asynchronous:
         return AsynchronousSession(self, view(prompt, session))
 
     def close(self) -> None:
-        """DraftingEnd the processes that no generation uses. A later generation starts another one."""
+        """End the processes that no generation uses. A later generation starts another one."""
         self._processes.close()
 
     @property

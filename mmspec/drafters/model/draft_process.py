@@ -140,7 +140,7 @@ class DraftProcesses:
         return DraftProcess(self.device, self.threads)
 
     def give_back(self, process: DraftProcess) -> None:
-        """DraftingEnd the generation of a process, which may then be taken for another one.
+        """End the generation of a process, which may then be taken for another one.
 
         Args:
             process: of `take`.
@@ -152,7 +152,7 @@ class DraftProcesses:
         self.idle.append(process)
 
     def close(self) -> None:
-        """DraftingEnd the processes that no generation uses."""
+        """End the processes that no generation uses."""
         while self.idle:
             self.idle.pop().close()
 
