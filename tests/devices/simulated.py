@@ -118,6 +118,11 @@ class _Mode(TorchDispatchMode):
     """Puts what is made with `device="cuda"` on a simulated device."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        if torch.is_inference_mode_enabled() and func.namespace == "aten":  # composite operations arrive whole
+            with self:
+                found = func.decompose(*args, **(kwargs or {}))
+            if found is not NotImplemented:
+                return found
         return _run(func, args, kwargs or {})
 
 

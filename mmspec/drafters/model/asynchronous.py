@@ -87,7 +87,7 @@ class Asynchronous:
             )
         if getattr(view, "late", False):
             raise ValueError("an asynchronous drafter reads its prompt while the target does, so it cannot share what the target encodes")
-        return AsynchronousSession(self, view(prompt, session))
+        return AsynchronousSession(self, view(prompt, session), self._processes)
 
     def close(self) -> None:
         """End the processes that no generation uses. A later generation starts another one."""
@@ -104,10 +104,11 @@ class AsynchronousSession:
     Args:
         drafter: the settings.
         prompt: what the drafter's model reads.
+        processes: one of them drafts.
     """
 
-    def __init__(self, drafter: Asynchronous, prompt: Mapping[str, Any]):
-        self.drafter, self.prompt = drafter, prompt
+    def __init__(self, drafter: Asynchronous, prompt: Mapping[str, Any], processes: DraftProcesses):
+        self.drafter, self.prompt, self.processes = drafter, prompt, processes
         self.process: DraftProcess | None = None
         self.opening: DraftingStart | None = None  # of a generation that has not drafted yet
         self.before = RoundOutcome([], [])  # what was committed until then
@@ -172,8 +173,8 @@ class AsynchronousSession:
 
     def _start(self) -> None:
         """Take a process, and let it draft for this generation."""
-        self.process = process = self.drafter._processes.take()
-        self.close = finalize(self, self.drafter._processes.give_back, process)
+        self.process = process = self.processes.take()
+        self.close = finalize(self, self.processes.give_back, process)
         process.begin(replace(self.drafter.drafter, view=same_prompt), self.opening)  # type: ignore[arg-type]
         self.opening = None
         if any(self.before.values):
