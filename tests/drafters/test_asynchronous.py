@@ -168,6 +168,12 @@ def test_changed_weights_are_sent_again(big, drafts):
     assert good.rejected == 0
 
 
+def test_a_model_that_has_told_its_hidden_states_can_be_sent(big, drafts):
+    model = perturbed(big, 0.02)
+    model(ONE["input_ids"], output_hidden_states=True)  # transformers leaves hooks in it, which are local functions
+    assert run(big, drafts(model), ONE).sequences.tolist() == greedy(big, ONE)
+
+
 def test_a_process_that_dies_is_reported_and_replaced(big, drafts, shared):
     drafter = drafts()
     run(big, drafter, ONE)

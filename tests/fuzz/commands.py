@@ -197,8 +197,10 @@ def combined(folder: Path, count: int) -> Iterator[Case]:
     for _ in range(count):
         command = random.choice(names)
         base, options = table[command]
-        words = [word for name in random.sample(sorted(options), 2) for word in (name, random.choice(options[name]))]
-        yield [*command.split()[:1], *(base + words if random.random() < 0.5 else words + base)], True
+        chosen = random.sample(sorted(options), 2)
+        words = [word for name in chosen for word in (name, random.choice(options[name]))]
+        last = random.random() < 0.5 or all(name in base for name in chosen)  # of an option that is given twice the last one counts
+        yield [*command.split()[:1], *(base + words if last else words + base)], True
 
 
 def contradictions(folder: Path) -> Iterator[Case]:

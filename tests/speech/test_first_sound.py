@@ -12,7 +12,7 @@ from mmspec.core.control import Fixed
 from mmspec.speech import stream
 
 TEXT, VOICE = "nine zero two", "theo"
-NAMES = ("suffix", "model", "heads", "tree", "tree tau 1")
+NAMES = ("suffix", "model", "heads", "heads 3", "tree", "tree tau 1")
 """Every token-exact method that is compared on mini speech."""
 
 

@@ -2,6 +2,8 @@
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from logging import getLogger
 from typing import Annotated, Any
 
@@ -65,18 +67,30 @@ def _check_installed() -> None:
         raise ImportError("mmspec ui needs gradio: pip install mmspec[ui]")
 
 
-def _show(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], length: str, options: Any) -> None:
-    common.begin(given["verbose"])
+@contextmanager
+def _environment() -> Iterator[None]:
+    """Variables that Gradio and the draft lengths read, as they were afterwards."""
+    before = dict(os.environ)
     os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when Gradio is imported; nothing is sent anywhere
     os.environ.setdefault("HF_HUB_DISABLE_TELEMETRY", "1")
     os.environ.setdefault("MMSPEC_DRAFT_RECORDS", "0")  # seconds of rounds that take turns are not kept for other requests
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def _show(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], length: str, options: Any) -> None:
+    common.begin(given["verbose"])
     from rich.console import Console
 
     from mmspec.serving.http.loading import ModelNames
     from mmspec.serving.http.server import address_of, bound_socket, serve_app
     from mmspec.serving.ui.models import load_ui_models
 
-    with bound_socket(options) as bound:
+    with _environment(), bound_socket(options) as bound:
         shared = {"device": given["device"] or "auto", "dtype": given["dtype"] or "float32"}
         config = None
         if "text" in kinds:

@@ -8,6 +8,7 @@ import io
 import pickle
 import signal
 from multiprocessing.connection import Connection
+from types import FunctionType
 from typing import Any
 from weakref import finalize
 
@@ -71,7 +72,7 @@ class DraftProcess:
         state = (id(model), *((weight.data_ptr(), writes_of(weight)) for weight in model.parameters()))
         changed, self.model, self.begun = state != self.model, state, False
         try:
-            parts = _pickled((drafter, opening), model), pickle.dumps(model) if changed else None
+            parts = _pickled((drafter, opening), model), _pickled_model(model) if changed else None
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.model = None
             raise ValueError(f"the drafter ({model_name(model)}) cannot be sent to another process: {error}") from None
@@ -176,6 +177,27 @@ def _pickled(found: Any, model: nn.Module) -> bytes:
     file = io.BytesIO()
     Pickler(file).dump(found)
     return file.getvalue()
+
+
+def _pickled_model(model: nn.Module) -> bytes:
+    """A model without the hooks by which transformers captures outputs, local functions that no drafter needs."""
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, obj: Any) -> Any:
+            local = isinstance(obj, FunctionType) and "<locals>" in obj.__qualname__ and obj.__module__.startswith("transformers.")
+            return (_empty_hook, ()) if local else NotImplemented
+
+    file = io.BytesIO()
+    Pickler(file).dump(model)
+    return file.getvalue()
+
+
+def _empty_hook() -> Any:
+    return _leave_output
+
+
+def _leave_output(module: nn.Module, args: Any, output: Any) -> None:
+    """A forward hook that does nothing."""
 
 
 def _unpickled(data: bytes, model: nn.Module) -> tuple[ModelDrafter, DraftingStart]:
