@@ -1,5 +1,6 @@
 """Bodies of `/v1/completions` and `/v1/chat/completions`."""
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -67,9 +68,10 @@ class TextBody(ApiBody):
         return cls.model_fields[info.field_name].default if value is None else value
 
     @property
+    @abstractmethod
     def reported(self) -> int | None:
         """How many of the most likely tokens are told beside each; None for no log-probabilities."""
-        raise NotImplementedError
+        ...
 
     @property
     def stops(self) -> tuple[str, ...]:
