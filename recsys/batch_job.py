@@ -64,6 +64,7 @@ def _rows(first: int, end: int, rows: int, bad: int) -> Iterator[tuple]:
 def tiny(folder: Path) -> Path:
     """A folder with a random target and a random drafter for the simulated shop."""
     torch.manual_seed(0)
+    folder.mkdir(parents=True, exist_ok=True)
     items = len(Shop.of())
     Catalogue.of_codes(range(items), torch.randint(0, 64, (items, 3)), 64, 2, before=(1,)).write(folder / "catalogue.parquet")
     sizes: dict[str, Any] = {
@@ -84,6 +85,8 @@ def peak() -> str:
 
 
 def recommend(args: argparse.Namespace) -> Report | None:
+    if args.model == "tiny":
+        args.model = str(tiny(args.users.parent / "tiny"))
     if args.simulate:
         bad = simulate(args.users, args.simulate, args.bad)
         print(f"{args.users}: {args.simulate} simulated users, {bad} of them bad; {peak()}", flush=True)
@@ -99,7 +102,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--simulate", type=int, default=0, help="first write so many simulated users into the folder USERS")
     parser.add_argument("--bad", type=float, default=0.0, help="share of the simulated rows that are bad, of every kind")
-    parser.add_argument("--model", default="mini", help="mini, a folder or a hub name")
+    parser.add_argument("--model", default="mini", help="mini, a folder or a hub name; tiny: random weights, to see memory and speed")
     parser.add_argument("--catalogue", help="default: the model's own")
     parser.add_argument("--drafter", help="none, model, another name in the mini, a folder, a hub name or a file of counts")
     parser.add_argument("--mode", choices=METHODS, help="default strict with a drafter, plain without")
