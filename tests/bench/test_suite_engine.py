@@ -1,6 +1,9 @@
 """`mmspec bench --suite engine`: its figures, and its refusal of other tokens."""
 
+from types import SimpleNamespace
+
 import pytest
+import torch
 
 from mmspec.bench.suites import engine
 
@@ -28,6 +31,17 @@ def test_too_few_requests():
 
 
 def test_other_tokens_are_not_compared(monkeypatch):
-    monkeypatch.setattr(engine, "serve_engine", lambda *given: engine.Served([[1]], [0.1]))
+    monkeypatch.setattr(engine, "serve_engine", lambda *given: engine.Served([[1], [1]], [0.1, 0.1]))
     with pytest.raises(RuntimeError, match="all at once, plain, engine: other tokens than in the first run"):
         engine.measure(limit=2, batch_size=2)
+
+
+@pytest.mark.parametrize(("gap", "tie"), [(1e-5, True), (1e-2, False)])
+def test_a_near_tie_is_told_from_another_token(gap, tie):
+    def model(ids):
+        assert ids.tolist() == [[7, 8, 3]]
+        return SimpleNamespace(logits=torch.tensor([[[0.0] * 6] * 2 + [[0, 0, 0, 0, 1, 1 + gap]]]))
+
+    model.device = torch.device("cpu")
+    assert engine.near_tie(model, [7, 8], [3, 5, 1], [3, 4]) is tie
+    assert not engine.near_tie(model, [7, 8], [3, 5, 1], [3, 5])
