@@ -21,6 +21,7 @@ from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.scheduler import EngineCounts, Scheduler
 from mmspec.serving.text_model import TextModel, TextOptions
+from mmspec.utils.openmp import release_threads
 
 
 class Engine:
@@ -74,6 +75,7 @@ class Engine:
         self._broken: BaseException | None = None
         self._scheduler = Scheduler(self.model, max_rows, piece, self._next)
         self._thread = Thread(target=self._serve, name="mmspec-engine", daemon=True)
+        release_threads()
         self._thread.start()
 
     def submit(
@@ -223,4 +225,5 @@ class Engine:
                     return True
                 if self._closed:
                     return False
+                release_threads()
                 self._changed.wait()

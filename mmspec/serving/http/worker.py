@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmspec.serving.closed import EngineClosed
+from mmspec.utils.openmp import release_threads
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,8 @@ class ModelWorker:
     def _next(self) -> list[WorkerJob]:
         """The first job with those that share its call; none when the worker is closed."""
         with self._changed:
+            if not self._jobs:
+                release_threads()
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
                 return []

@@ -3,6 +3,8 @@
 from threading import Condition
 from time import perf_counter
 
+from mmspec.utils.openmp import release_threads
+
 
 class Turns:
     """Lets one of several generations run at a time: after every round, the one that has run for the fewest seconds goes on.
@@ -54,6 +56,8 @@ class Turns:
         """
         with self._changed:
             self._pass_on()
+            if self._turn != generation:
+                release_threads()
             self._changed.wait_for(lambda: self._turn == generation)
         self._since = perf_counter()
 
@@ -63,6 +67,7 @@ class Turns:
         Args:
             generation: its number, whose turn it is.
         """
+        release_threads()
         with self._changed:
             self._open.discard(generation)
             self._pass_on()
