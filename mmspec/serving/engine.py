@@ -19,9 +19,9 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.openmp import release_threads
 from mmspec.serving.scheduler import EngineCounts, Scheduler
 from mmspec.serving.text_model import TextModel, TextOptions
-from mmspec.utils.openmp import release_threads
 
 
 class Engine:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from mmspec.serving.closed import EngineClosed
-from mmspec.utils.openmp import release_threads
+from mmspec.serving.openmp import release_threads
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from threading import Condition
 from time import perf_counter
 
-from mmspec.utils.openmp import release_threads
+from mmspec.serving.openmp import release_threads
 
 
 class Turns:

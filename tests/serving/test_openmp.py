@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from mmspec.utils.openmp import release_threads
+from mmspec.serving.openmp import release_threads
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="does nothing elsewhere")
