@@ -4,7 +4,9 @@ from typing import Any
 
 from mmspec.run.request import Request
 from mmspec.serving.models.base import EngineModel
+from mmspec.serving.models.speech import SynthesisModel
 from mmspec.serving.models.text import TextModel
+from mmspec.speech.families import is_speech_model
 
 
 def engine_model(target: Any, request: Request, max_length: int | None) -> EngineModel:
@@ -21,4 +23,6 @@ def engine_model(target: Any, request: Request, max_length: int | None) -> Engin
     Raises:
         ValueError: for targets, drafters and rules that an engine cannot serve.
     """
+    if is_speech_model(target):
+        return SynthesisModel.of(target, request, max_length)
     return TextModel.of(target, request, max_length)
