@@ -22,13 +22,15 @@ from mmspec.serving.scheduler import EngineCounts, Scheduler
 
 
 class Engine:
-    """Serves text requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
+    """Serves requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
 
-    A request's tokens are those that `mmspec.text.generate` gives for it alone, with the same seed, whatever runs beside it. One thread
-    drives the model. Use it as a context manager: leaving it waits for all requests, or cancels them after an exception.
+    A request's tokens are those that `mmspec.text.generate` gives for it alone, with the same seed, whatever runs beside it; those of a
+    speech model, and its samples, are those of `mmspec.speech.synthesize`. One thread drives the model. Use it as a context manager:
+    leaving it waits for all requests, or cancels them after an exception.
 
     Args:
-        target: a transformers causal language model, in eval mode, on one device.
+        target: a transformers causal language model, in eval mode, on one device; or a speech model as `mmspec.speech.synthesize` takes
+            it, of one network.
         drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
         accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
             drawing of noise; or another token-exact rule.
@@ -78,10 +80,12 @@ class Engine:
         """Submit a request. Safe under threads.
 
         Args:
-            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding.
+            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding; for a
+                speech model a text, or what its processor returned for one.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
-            options: those of the request: `serving.models.text.TextOptions`.
+            options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions` and
+                `serving.models.speech.SpeechOptions`.
 
         Returns:
             The handle.
@@ -123,7 +127,7 @@ class Engine:
     def queued(self) -> int:
         """Requests that wait for a row."""
         with self._changed:
-            return len(self._waiting)
+            return sum(not entry[2].cancelled for entry in self._waiting)
 
     @property
     def open(self) -> bool:

@@ -55,6 +55,12 @@ class RequestHandle:
             return list(self._tokens)
 
     @property
+    def pieces(self) -> list[Any]:
+        """What `stream` has to yield so far: tokens, or pieces of sound."""
+        with self._state:
+            return list(self._pieces)
+
+    @property
     def logprobs(self) -> list[TokenLogprob]:
         """The log-probabilities of the tokens committed so far; none if they were not asked for."""
         with self._state:
@@ -104,7 +110,7 @@ class RequestHandle:
             decode: maps ids to text, such as a tokenizer's `decode`. Then pieces of text are yielded, which end between characters.
 
         Returns:
-            An iterator over token ids, or over pieces of text.
+            An iterator over token ids, or over pieces of text; of a speech model over pieces of sound, float [samples], which are final.
 
         Raises:
             ValueError: for `decode` where the tokens are no text.

@@ -28,7 +28,7 @@ class EngineCounts:
 
     Args:
         forwards: forwards of the target.
-        columns: columns of these forwards, over all rows, padding included.
+        columns: columns of these forwards, over all rows, padding included; a pair of rows under guidance counts once.
         rounds: rounds of the running generation.
         rows: rows of these rounds, summed.
         tokens: tokens committed.

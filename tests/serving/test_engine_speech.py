@@ -158,6 +158,6 @@ def test_several_texts_and_text_decoding_are_refused(mini):
 
 
 def test_models_of_several_networks_are_refused_by_name():
-    with pytest.raises(ValueError, match="Bark runs several networks one after the other, so that none can join") as caught:
+    with pytest.raises(ValueError, match="Bark generates in a loop of its own, which no request can join") as caught:
         Engine(small_bark.bark())
     assert "\n" not in str(caught.value)

@@ -147,7 +147,7 @@ def refuse_fixed_rows(part: Any, role: str) -> None:
     if not changes_rows(part):
         raise ValueError(
             f"{role} ({type(part).__name__}) keeps states of the whole batch, so that rows cannot join a running generation: "
-            "use mmspec.text.generate, or another drafter, such as lookup, suffix, a model or a trained drafter"
+            "use the modality's own call, or another drafter, such as lookup, suffix, a model or a trained drafter"
         )
 
 

@@ -94,7 +94,7 @@ class SessionRows:
         if hasattr(self.target.family, "scored") or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
             raise ValueError(
                 f"{name} keeps more than keys and values of its own text, so that rows cannot join a running generation: "
-                "use mmspec.text.generate"
+                "use the modality's own call, such as mmspec.text.generate"
             )
 
     @property

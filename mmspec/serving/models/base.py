@@ -55,7 +55,7 @@ class RequestOutput:
         return pieces
 
     def result(self, tokens: Sequence[Any], stats: Stats) -> Any:
-        """Return the result of the request, as the modality's own call does for it alone.
+        """Return the result of a finished request, as the modality's own call does for it alone.
 
         Args:
             tokens: everything that was committed.

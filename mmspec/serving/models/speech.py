@@ -151,7 +151,7 @@ class SynthesisModel(RowsModel):
         model = speech_model(target)
         if isinstance(model, Staged):
             raise ValueError(
-                f"{type(model).__name__} runs several networks one after the other, so that none can join: use mmspec.speech.synthesize"
+                f"{type(model).__name__} generates in a loop of its own, which no request can join: use mmspec.speech.synthesize"
             )
         rule = shared_rule(request)
         own = speech_target(model, _by_row(model, []), 1)
