@@ -105,6 +105,9 @@ class Say:
     def _model(self) -> SynthesisModel | None:
         """Target and drafter for continuous batching; None where rows cannot join a running generation: see `mmspec.Engine`."""
         shared = {name: self.options[name] for name in _SHARED if name in self.options}
+        temperature = self.options.get("temperature", self.speaker.model.sampling.temperature)
+        if temperature == 0 and shared.get("accept", "exact") == "exact":
+            shared["accept"] = "greedy"
         try:
             found = SynthesisModel.of(self.speaker.model, Request.of(drafter=self.speaker.drafter, **shared), None)
             found.read(self._example, SpeechOptions(voice=self._voice({})))

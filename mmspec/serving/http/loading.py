@@ -115,7 +115,9 @@ def _speech(name: str, names: ModelNames, limits: ServerLimits) -> SpeechServed 
 
 
 def _speech_engine(loaded: Speaker, limits: ServerLimits) -> Engine | None:
-    """The engine of a speech model; None where its rows cannot join a running generation."""
+    """The engine of a speech model; None where its rows cannot join a running generation, or their rule depends on the temperature."""
+    if getattr(loaded.model, "draws_always", False):
+        return None
     try:
         engine = Engine(loaded.model, loaded.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue)
     except ValueError:

@@ -9,7 +9,7 @@ import torch
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Control
 from mmspec.core.decode import Rounds
-from mmspec.core.result import Generation
+from mmspec.core.result import committed_row
 from mmspec.core.stats import Stats
 
 Options = TypeVar("Options")
@@ -64,7 +64,7 @@ class RequestOutput:
         Returns:
             Here `tokens` [1, S, *value], their `lengths` and `stats`.
         """
-        return Generation.of_row(tokens, stats, self.device)
+        return committed_row(tokens, stats, self.device)
 
 
 class EngineWork(Protocol):

@@ -208,6 +208,7 @@ class SynthesisModel(RowsModel):
         sampling = self.model.drawn(changed_sampling(self.model.sampling, **drawing))
         self._check_guidance(sampling.guidance)
         check_greedy(self.rule, sampling.temperature)
+        self._check_drawing(sampling.temperature)
         named = ("temperature", "top_k", "top_p", "repetition_penalty")
         shared = Request.of(**{name: getattr(sampling, name) for name in named})
         ready = prepared_speech(self.model, [inputs], options.voice, sampling, shared, self.rule, options.max_seconds)
@@ -242,6 +243,14 @@ class SynthesisModel(RowsModel):
     def model_of(self, target: HFTarget) -> Callable[[Any], Any]:
         """Return what makes a drafting target of a speech model."""
         return lambda drafter: drafting_target(drafter, target)
+
+    def _check_drawing(self, temperature: float) -> None:
+        """ValueError where `synthesize` takes the likeliest codes at temperature 0, and the rule of this engine draws some of them."""
+        if temperature == 0 and self.model.draws_always and not getattr(self.rule, "reads_raw", False):
+            raise ValueError(
+                f"temperature is {temperature}, but this engine draws the codes behind the first one of a frame: "
+                "submit it to an engine with accept='greedy'"
+            )
 
     def _check_guidance(self, scale: float | None) -> None:
         """ValueError where a request would have one row and the others pairs, or the other way round."""

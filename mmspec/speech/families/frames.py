@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.history import History
-from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.processors.pipeline import Pipeline, Temperature
 from mmspec.core.rows.changes import RowState
 from mmspec.models.family import Family
 from mmspec.models.layout import Layout
@@ -53,6 +53,14 @@ class FrameModel(SpeechModel):
     books: int
     size: int  # ids of a book, specials included
     layers: int
+
+    depth: Any = None  # what writes the codes behind the first one of a frame, with `distributions` of its own
+
+    @property
+    def draws_always(self) -> bool:
+        """True if the codes behind the first one are drawn by settings of their own; see `SpeechModel.draws_always`."""
+        steps = () if self.depth is None else self.depth.distributions.steps
+        return self.depth is not None and not any(isinstance(step, Temperature) and step.temperature == 0 for step in steps)
 
     @abstractmethod
     def encode(self, texts: Sequence[str], voices: Sequence[str | None]) -> FramePrompt:
