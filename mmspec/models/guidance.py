@@ -4,13 +4,14 @@ Rows come in pairs: row b of the conditional prompts, row B + b of the unconditi
 mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that approximates p must apply it, too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.core.processors.by_row import Form, RowPipelines
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
@@ -67,13 +68,65 @@ class Guided(Pipeline):
 
 
 @dataclass(frozen=True)
+class GuidedRows:
+    """`Guided` processors of their own for every pair: requests of different settings in one generation.
+
+    Args:
+        pairs: the processors of every pair, each as for a batch of one pair.
+    """
+
+    pairs: RowPipelines
+
+    idle = False
+
+    @property
+    def reads_paths(self) -> bool:
+        """True if a processor of any pair reads more of a history than positions."""
+        return self.pairs.reads_paths
+
+    @property
+    def repairs(self) -> bool:
+        """True if the processors of all pairs replace NaN and infinities."""
+        return self.pairs.repairs
+
+    @property
+    def silent(self) -> "GuidedRows":
+        """These processors: none is reported."""
+        return self
+
+    def take_rows(self, rows: Sequence[int]) -> "GuidedRows":
+        """Return the processors of some pairs."""
+        return GuidedRows(self.pairs.take_rows(rows))
+
+    def join_rows(self, other: "GuidedRows") -> "GuidedRows":
+        """Return these processors followed by the `other` ones."""
+        return GuidedRows(self.pairs.join_rows(other.pairs))
+
+    def by_group(self, scores: Tensor, history: History, form: Form) -> Tensor:
+        """As `RowPipelines.by_group`, for scores [2B, N, *value] of pairs."""
+        return self.pairs.by_group(scores, history, form, rows_each=2)
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return self.by_group(scores, history, lambda own, scores, history: own(scores, history))
+
+
+def is_guided(processors: Any) -> bool:
+    """Return True if processors make one distribution of two rows.
+
+    Args:
+        processors: of a target.
+    """
+    return isinstance(processors, Guided | GuidedRows)
+
+
+@dataclass(frozen=True)
 class Pairs:
     """A target over pairs of prompts with `Guided` processors; it has B rows for the loop. ValueError for other processors."""
 
     doubled: HFTarget  # over 2B rows
 
     def __post_init__(self):
-        if not isinstance(self.doubled.processors, Guided):
+        if not is_guided(self.doubled.processors):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
     def capture(self, reserve: int) -> "Pairs":
@@ -113,3 +166,49 @@ class PairedSession:
 
     def commit(self, keep: Tensor, most: int) -> None:
         self.doubled.commit(torch.cat([keep, keep]), most)
+
+    # --- rows that join and leave -------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> Any:
+        """The prompt while it waits; see `HFSession`."""
+        return self.doubled.context
+
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompt that have not been run; see `core.rows.changes.RunsPrompt`."""
+        return self.doubled.waiting
+
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompt; see `core.rows.changes.RunsPrompt`."""
+        return self.doubled.prefill(columns)
+
+    @property
+    def joinable(self) -> bool:
+        """True once the prompt is cached; see `core.rows.changes.ChangesRows`."""
+        return self.doubled.joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some pairs; see `core.rows.changes.ChangesRows`."""
+        pairs = len(self.doubled.lengths) // 2
+        self._form(lambda processors: processors.take_rows(rows))
+        self.doubled.take_rows([*rows, *(pairs + row for row in rows)])
+
+    def join_rows(self, other: "PairedSession") -> None:
+        """Append the pairs of another session; see `core.rows.changes.ChangesRows`. Conditional rows stay the first ones."""
+        mine, theirs = len(self.doubled.lengths) // 2, len(other.doubled.lengths) // 2
+        self._form(lambda processors: processors.join_rows(other.doubled.target.processors))
+        self.doubled.join_rows(other.doubled)
+        halves = [[*_half(half, mine), *(2 * mine + row for row in _half(half, theirs))] for half in (0, 1)]
+        self.doubled.take_rows(halves[0] + halves[1])
+
+    def _form(self, change: Callable[[Any], Any]) -> None:
+        """Change the processors of the pairs, where they are by pair."""
+        target = self.doubled.target
+        if isinstance(target.processors, GuidedRows):
+            self.doubled.target = replace(target, processors=change(target.processors))
+
+
+def _half(half: int, pairs: int) -> range:
+    """The rows of one half of some pairs."""
+    return range(half * pairs, (half + 1) * pairs)

@@ -249,15 +249,20 @@ def test_recommendations_are_refused_by_name(site):
 
 @pytest.fixture
 def busy(site):
-    """The workers of pictures and speech are busy, until the test ends or sets the event."""
+    """The worker of pictures and the engine of speech are busy, until the test ends or sets the event."""
     opened = Event()
-    workers = [served.worker for served in (site.models.image, site.models.speech)]
-    jobs = [worker.submit(lambda job: opened.wait(WAIT)) for worker in workers]
-    until(lambda: all(worker.busy for worker in workers))
+    job = site.models.image.worker.submit(lambda job: opened.wait(WAIT))
+
+    def held(scores, history):
+        assert opened.wait(WAIT)
+        return scores
+
+    handle = site.models.speech.engine.submit(TEXT, max_seconds=0.1, samplers=[held])
+    until(lambda: site.models.image.running and site.models.speech.running)
     yield opened
     opened.set()
-    for job in jobs:
-        job.future.result(WAIT)
+    job.future.result(WAIT)
+    handle.result(WAIT)
 
 
 @pytest.mark.parametrize(
@@ -269,14 +274,14 @@ def busy(site):
     ],
 )
 def test_a_full_queue_and_clients_that_leave(site, busy, kind, path, body):
-    worker = getattr(site.models, kind).worker
+    served = getattr(site.models, kind)
     with ExitStack() as stack:
         for count in range(1, LIMITS.max_queue + 1):
             post(stack.enter_context(site.connect()), path, body)
-            until(lambda count=count: worker.queued == count)
+            until(lambda count=count: served.queued == count)
         full = httpx.post(f"{site.url}{path}", json=body, timeout=WAIT)
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
-    until(lambda: worker.queued == 0)  # the clients have left
+    until(lambda: served.queued == 0)  # the clients have left
     busy.set()
     assert httpx.post(f"{site.url}{path}", json=body, timeout=WAIT).status_code == 200
 

@@ -10,22 +10,23 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.models.base import request_options
+from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
-from mmspec.serving.text_model import TextModel, TextOptions
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: the ids of its prompt, its options, and the step before which it arrives."""
+    """A request: the ids of its prompt or its text, its options, and the step before which it arrives."""
 
-    ids: list[int]
+    ids: Any
     options: dict[str, Any] = field(default_factory=dict)
     arrives: int = 0
     priority: int = 0
 
     @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.tensor([self.ids])}
+    def inputs(self) -> Any:
+        return {"input_ids": torch.tensor([self.ids])} if isinstance(self.ids, list) else self.ids
 
     def alone(self, model: Any) -> list[int]:
         """Its tokens by plain decoding, on its own."""
@@ -37,10 +38,10 @@ def scheduler_for(model: Any, drafter: Any = None, max_rows: int = 8, piece: int
     waiting: deque[RequestHandle] = deque()
 
     def take(most: int | None) -> RequestHandle | None:
-        return waiting.popleft() if waiting and (most is None or len(waiting[0].work.ids) <= most) else None
+        return waiting.popleft() if waiting and (most is None or waiting[0].work.columns <= most) else None
 
     request = Request.of(drafter=drafter, **shared)
-    return Scheduler(TextModel.of(model, request, None), max_rows, piece, take), waiting
+    return Scheduler(engine_model(model, request, None), max_rows, piece, take), waiting
 
 
 @torch.no_grad()
@@ -51,7 +52,7 @@ def serve(scheduler: Scheduler, waiting: deque, asked: Sequence[Asked], most: in
     for step in range(most):
         while coming and coming[0].arrives <= step:
             each = coming.popleft()
-            work = scheduler.model.read(each.inputs, TextOptions(**each.options))
+            work = scheduler.model.read(each.inputs, request_options(scheduler.model.options, each.options))
             handles.append(RequestHandle(work, each.priority, scheduler.model.rule.exactness))
             waiting.append(handles[-1])
         if not coming and not waiting and scheduler.idle:

@@ -74,7 +74,7 @@ def text_models(limits: ServerLimits | None = None, chat: bool = True) -> Served
 def shared_text(pair: Pair, limits: ServerLimits) -> ServedModels:
     """Another server of a pair that is loaded already."""
     return ServedModels(
-        text=TextServed("mini-text", pair, Engine(pair.target, pair.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue))
+        text=TextServed("mini-text", Engine(pair.target, pair.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue), pair)
     )
 
 

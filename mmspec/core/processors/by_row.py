@@ -1,6 +1,6 @@
 """A pipeline for every row: requests of different settings in one generation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from mmspec.core.processors.history import History, Processor
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.reported import ReportedScores, ReportingPipeline
+
+Form = Callable[[Pipeline, Tensor, History], Tensor]
+"""Maps a pipeline, scores [R, N, *value] and the history of their nodes to processed scores."""
 
 
 @dataclass(frozen=True)
@@ -94,11 +97,30 @@ class RowPipelines:
         """Return these pipelines followed by the `other` ones."""
         return RowPipelines((*self.rows, *other.rows))
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def by_group(self, scores: Tensor, history: History, form: Form, rows_each: int = 1) -> Tensor:
+        """Form the scores of every group of equal pipelines, and put them in the order of the rows.
+
+        Args:
+            scores: raw scores [R * B, N, *value], the r-th ones of all rows together.
+            history: the paths of their nodes.
+            form: maps a pipeline, scores and history of its rows to scores [B, N, *value].
+            rows_each: R, rows of scores that make one row.
+
+        Returns:
+            Scores [B, N, *value]. Values that the scores of a group lack, at the end, have none.
+        """
         if self.shared is not None:
-            return self.shared(scores, history)
-        found = torch.empty_like(scores)
+            return form(self.shared, scores, history)
+        every = torch.arange(len(scores), device=scores.device).view(rows_each, -1)
+        found = []
         for own, members in self.groups:
-            rows = torch.tensor(members, device=scores.device)
-            found[rows] = scores[rows] if own.idle else own(scores[rows], history.of_rows(rows)).to(found.dtype)
-        return found
+            rows = every[:, members].flatten()
+            found.append(form(own, scores[rows], history.of_rows(rows)).to(scores.dtype))
+        most = max(part.shape[-1] for part in found)
+        joined = scores.new_full((every.shape[1], *found[0].shape[1:-1], most), -torch.inf)
+        for part, (_, members) in zip(found, self.groups, strict=True):
+            joined[members, ..., : part.shape[-1]] = part
+        return joined
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return self.by_group(scores, history, lambda own, scores, history: own(scores, history))

@@ -41,6 +41,26 @@ class ChangesRows(Protocol):
         ...
 
 
+class RunsPrompt(Protocol):
+    """A target's session whose prompt can be run piece by piece before the first round."""
+
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompt that have not been run."""
+        ...
+
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompt. What remains is run with the first draft.
+
+        Args:
+            columns: columns to run, at least 1.
+
+        Returns:
+            True if nothing is left to run before the first round.
+        """
+        ...
+
+
 class RowState:
     """Base of what keeps its state by row in attributes; see `ChangesRows`.
 
@@ -127,7 +147,7 @@ def refuse_fixed_rows(part: Any, role: str) -> None:
     if not changes_rows(part):
         raise ValueError(
             f"{role} ({type(part).__name__}) keeps states of the whole batch, so that rows cannot join a running generation: "
-            "use mmspec.text.generate, or another drafter, such as lookup, suffix, a model or a trained drafter"
+            "use the modality's own call, or another drafter, such as lookup, suffix, a model or a trained drafter"
         )
 
 

@@ -94,8 +94,13 @@ class SessionRows:
         if hasattr(self.target.family, "scored") or not self.cache.joinable or not (self.state is None or changes_rows(self.state)):
             raise ValueError(
                 f"{name} keeps more than keys and values of its own text, so that rows cannot join a running generation: "
-                "use mmspec.text.generate"
+                "use the modality's own call, such as mmspec.text.generate"
             )
+
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompt that have not been run."""
+        return 0 if self.context is None else self.context[0].shape[1] - self.bound  # type: ignore[attr-defined]
 
     @torch.no_grad()
     def prefill(self, columns: int) -> bool:

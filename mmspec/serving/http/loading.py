@@ -6,14 +6,23 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.loading.recsys import load_recommender
-from mmspec.loading.speech import load_speaker
+from mmspec.loading.speech import Speaker, load_speaker
 from mmspec.loading.text import load_pair
 from mmspec.loading.vision import check_decoder, drafting_method, load_image_model, with_image_drafter
 from mmspec.run.config import Config
 from mmspec.serving.engine import Engine
-from mmspec.serving.http.models import ImageServed, RecognizerServed, RecommenderServed, ServedModels, SpeechServed, TextServed
+from mmspec.serving.http.models import (
+    ImageServed,
+    RecognizerServed,
+    RecommenderServed,
+    ServedModels,
+    SpeechServed,
+    SpeechWorkerServed,
+    TextServed,
+)
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.worker import ModelWorker
+from mmspec.serving.models.speech import SpeechOptions
 from mmspec.utils.devices import device_of
 
 
@@ -56,7 +65,7 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         found["text"] = _text(names.text, limits)
     for kind, name in names.names.items():
         _tell(told, name)
-        found[kind] = _OTHERS[kind](name, names, ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows))
+        found[kind] = _OTHERS[kind](name, names, limits)
     return ServedModels(**found)
 
 
@@ -82,37 +91,60 @@ def _text(config: Config, limits: ServerLimits) -> TextServed:
     pair, section = load_pair(config), config.drafter
     options = {"accept": pair.accept, "draft_length": section.length, "tree": section.tree}
     engine = Engine(pair.target, pair.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue, **options)
-    return TextServed(model_id("text", pair.name), pair, engine)
+    return TextServed(model_id("text", pair.name), engine, pair)
 
 
-def _image(name: str, names: ModelNames, worker: ModelWorker) -> ImageServed:
+def _worker(kind: str, limits: ServerLimits) -> ModelWorker:
+    return ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows)
+
+
+def _image(name: str, names: ModelNames, limits: ServerLimits) -> ImageServed:
     drafter = names.drafters.get("image")
     loaded = load_image_model(name, names.dtype, device_of(names.device))
     check_decoder(loaded)
     loaded = with_image_drafter(loaded, drafter)
-    return ImageServed(model_id("image", name), loaded, worker, drafting_method(loaded, [None], drafter))
+    return ImageServed(model_id("image", name), loaded, _worker("image", limits), drafting_method(loaded, [None], drafter))
 
 
-def _speech(name: str, names: ModelNames, worker: ModelWorker) -> SpeechServed:
+def _speech(name: str, names: ModelNames, limits: ServerLimits) -> SpeechServed | SpeechWorkerServed:
     loaded = load_speaker(name, names.drafters.get("speech"), names.dtype, device_of(names.device))
-    return SpeechServed(model_id("speech", name), loaded, worker)
+    engine = _speech_engine(loaded, limits)
+    if engine is None:
+        return SpeechWorkerServed(model_id("speech", name), loaded, _worker("speech", limits))
+    return SpeechServed(model_id("speech", name), engine, loaded)
 
 
-def _recognizer(name: str, names: ModelNames, worker: ModelWorker) -> RecognizerServed:
+def _speech_engine(loaded: Speaker, limits: ServerLimits) -> Engine | None:
+    """The engine of a speech model; None where its rows cannot join a running generation, or their rule depends on the temperature."""
+    if getattr(loaded.model, "draws_always", False):
+        return None
+    try:
+        engine = Engine(loaded.model, loaded.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue)
+    except ValueError:
+        return None
+    try:
+        engine.model.read(next(iter(loaded.examples.get("texts", ())), "a"), SpeechOptions())
+    except ValueError:
+        engine.close()
+        return None
+    return engine
+
+
+def _recognizer(name: str, names: ModelNames, limits: ServerLimits) -> RecognizerServed:
     from mmspec.loading.hearing import load_transcriber
 
     if name == "mini":
         raise ValueError("recognizer is mini, but no recogniser ships with mmspec: give a folder or a hub name")
     loaded = load_transcriber(name, names.drafters.get("recognizer", "none"), names.device, names.dtype)
-    return RecognizerServed(model_id("recognizer", name), loaded, worker)
+    return RecognizerServed(model_id("recognizer", name), loaded, _worker("recognizer", limits))
 
 
-def _recommender(name: str, names: ModelNames, worker: ModelWorker) -> RecommenderServed:
+def _recommender(name: str, names: ModelNames, limits: ServerLimits) -> RecommenderServed:
     loaded = load_recommender(name, None, names.drafters.get("recommender"), names.dtype, device_of(names.device))
-    return RecommenderServed(model_id("recommender", name), loaded, worker)
+    return RecommenderServed(model_id("recommender", name), loaded, _worker("recommender", limits))
 
 
-_OTHERS: dict[str, Callable[[str, ModelNames, ModelWorker], Any]] = {
+_OTHERS: dict[str, Callable[[str, ModelNames, ServerLimits], Any]] = {
     "image": _image,
     "speech": _speech,
     "recognizer": _recognizer,

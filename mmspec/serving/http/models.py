@@ -44,19 +44,16 @@ class ServedModel(Protocol):
 
 
 @dataclass(frozen=True)
-class TextServed:
-    """A language model.
+class EngineServed:
+    """A model whose requests run in an engine.
 
     Args:
         id: the name that requests give.
-        pair: target, drafter and tokenizer.
         engine: what generates.
     """
 
     id: str
-    pair: Pair
     engine: Engine
-    lock: Lock = field(default_factory=Lock, repr=False)  # of the tokenizer, whose padding state is shared
 
     @property
     def queued(self) -> int:
@@ -76,6 +73,31 @@ class TextServed:
     def close(self) -> None:
         """Cancel all requests and end the engine."""
         self.engine.close(cancel=True)
+
+
+@dataclass(frozen=True)
+class TextServed(EngineServed):
+    """A language model.
+
+    Args:
+        id, engine: as in `EngineServed`.
+        pair: target, drafter and tokenizer.
+    """
+
+    pair: Pair
+    lock: Lock = field(default_factory=Lock, repr=False)  # of the tokenizer, whose padding state is shared
+
+
+@dataclass(frozen=True)
+class SpeechServed(EngineServed):
+    """A text-to-speech model.
+
+    Args:
+        id, engine: as in `EngineServed`.
+        loaded: the model with what goes with it.
+    """
+
+    loaded: Speaker
 
 
 @dataclass(frozen=True)
@@ -125,8 +147,8 @@ class ImageServed(WorkerServed):
 
 
 @dataclass(frozen=True)
-class SpeechServed(WorkerServed):
-    """A text-to-speech model."""
+class SpeechWorkerServed(WorkerServed):
+    """A text-to-speech model whose rows cannot join a running generation."""
 
     loaded: Speaker
 
@@ -164,7 +186,7 @@ class ServedModels:
 
     text: TextServed | None = None
     image: ImageServed | None = None
-    speech: SpeechServed | None = None
+    speech: SpeechServed | SpeechWorkerServed | None = None
     recognizer: RecognizerServed | None = None
     recommender: RecommenderServed | None = None
     created: int = field(default_factory=lambda: int(time()))

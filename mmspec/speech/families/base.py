@@ -72,6 +72,11 @@ class SpeechModel(ABC):
         """The steps that end a row, or a test for them."""
         ...
 
+    @property
+    def draws_always(self) -> bool:
+        """True if a part of a step is drawn at temperature 0, too, unless the accept rule takes the likeliest one."""
+        return False
+
     def rules(self, prompt: Any) -> tuple[Processor, ...]:
         """Return the constraints: banned and forced codes, by position and history. They run before every sampler."""
         return ()

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.core.rows.changes import RowState
 from mmspec.models.families.base import DecoderOnly, causal_mask, side_by_side, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -77,6 +78,15 @@ def cosyvoice_network(config: Any, ids: CosyVoiceIds) -> Any:
     return model
 
 
+class PromptEmbeddings(RowState):
+    """The embeddings of a session's prompts [B, P, D], padded on the left."""
+
+    by_row = ("embeds",)
+
+    def __init__(self, embeds: Tensor):
+        self.embeds = embeds
+
+
 @dataclass(frozen=True)
 class CosyVoiceFamily:
     """The engine's driver of `cosyvoice_network`. Prompt positions that are no values have ids of their own, from `values` on.
@@ -107,19 +117,19 @@ class CosyVoiceFamily:
         places = self.values + torch.arange(ids.shape[1] - 1, -1, -1, device=ids.device)
         return torch.where(ids < self.values, ids, places), mask
 
-    def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Tensor]:
+    def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, PromptEmbeddings]:
         """Open the cache and embed the prompt; see the family protocol."""
         ids = inputs["input_ids"]
         told = model.prompt_table((ids - self.values).clamp_min(0))
         codes = model.get_input_embeddings()(ids.clamp(max=self.values - 1))
-        return SlotCache(self.layers, capacity), torch.where((ids < self.values)[..., None], codes, told)
+        return SlotCache(self.layers, capacity), PromptEmbeddings(torch.where((ids < self.values)[..., None], codes, told))
 
     def forward(
-        self, model: Any, layout: Layout, cache: SlotCache, state: Tensor, keep: int, states: Sequence[int] = ()
+        self, model: Any, layout: Layout, cache: SlotCache, state: PromptEmbeddings, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Run `model` on the columns of `layout`; see the family protocol."""
         out = model(
-            inputs_embeds=self._embedded(model.get_input_embeddings(), layout.ids, state),
+            inputs_embeds=self._embedded(model.get_input_embeddings(), layout.ids, state.embeds),
             attention_mask=causal_mask(layout, model),
             position_ids=layout.positions,
             use_cache=True,
@@ -129,16 +139,16 @@ class CosyVoiceFamily:
         )
         return out.logits[:, -keep:], side_by_side(out.hidden_states, states)
 
-    def embedded(self, ids: Tensor, state: Tensor) -> Tensor:
+    def embedded(self, ids: Tensor, state: PromptEmbeddings) -> Tensor:
         """Return embeddings [B, M, D] of any ids of a session."""
-        return self._embedded(self.codes, ids, state)
+        return self._embedded(self.codes, ids, state.embeds)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits over the values from last hidden states."""
         return self.head(hidden)
 
-    def _embedded(self, table: Any, ids: Tensor, state: Tensor) -> Tensor:
-        length = state.shape[1]
+    def _embedded(self, table: Any, ids: Tensor, embeds: Tensor) -> Tensor:
+        length = embeds.shape[1]
         place = (length - 1 - (ids - self.values)).clamp(0, length - 1)
-        given = state.gather(1, place[..., None].expand(*place.shape, state.shape[-1]))
+        given = embeds.gather(1, place[..., None].expand(*place.shape, embeds.shape[-1]))
         return torch.where((ids >= self.values)[..., None], given, table(ids.clamp(max=self.values - 1)))

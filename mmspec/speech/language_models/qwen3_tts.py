@@ -24,7 +24,7 @@ from mmspec.speech.families.base import SpeechSampling
 from mmspec.speech.families.codec_lm import LeastOutputs
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork
-from mmspec.speech.language_models.qwen3_tts_prompts import Qwen3TTSIds, Qwen3TTSRow, embedded
+from mmspec.speech.language_models.qwen3_tts_prompts import Qwen3TTSIds, Qwen3TTSRow, TalkerRows, embedded
 from mmspec.speech.sound.stream import SoundStream
 from mmspec.speech.sound.voice_sample import VoiceSample
 
@@ -133,7 +133,7 @@ class Qwen3TTS(FrameModel):
         beside = torch.stack([torch.cat([each, each[-1:].expand(long - len(each), -1)]) for _, each in made])
         return FramePrompt(embeds, real, Qwen3TTSPrompt(rows, self, beside))
 
-    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, TalkerRows]:
         """As every family; a prompt that another Qwen3-TTS embedded is embedded anew, so that a small one can draft for a large one."""
         theirs = inputs.extra.model
         if theirs is not self:
@@ -143,7 +143,7 @@ class Qwen3TTS(FrameModel):
                     "a model of the same codec"
                 )
             inputs = self._prompt(inputs.extra.rows)
-        return super().begin(model, inputs, capacity)
+        return SlotCache(self.layers, capacity), TalkerRows(inputs)
 
     # --- the talker ---------------------------------------------------------------------------------------------------
 
@@ -152,16 +152,16 @@ class Qwen3TTS(FrameModel):
         return self.model.frames(frames)
 
     def forward(
-        self, model: Any, layout: Layout, cache: SlotCache, state: FramePrompt, keep: int, states: Sequence[int] = ()
+        self, model: Any, layout: Layout, cache: SlotCache, state: TalkerRows, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """The talker's last hidden states of the last `keep` columns. Frame s of a row also carries what is `beside` it."""
-        beside, written = state.extra.beside, layout.ids[..., 0] < self.size
+        beside, written = state.beside, layout.ids[..., 0] < self.size
         step = (layout.positions - state.mask.sum(1, keepdim=True)).clamp(0, beside.shape[1] - 1)
         more = beside.gather(1, step[..., None].expand(*step.shape, beside.shape[-1]))
         embeds = self.embedded(layout.ids, state)
         return self.run(torch.where(written[..., None], embeds + more, embeds), layout, cache, state)[:, -keep:], None
 
-    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: TalkerRows) -> Tensor:
         """Run the talker; returns its last hidden states."""
         talker = self.model.talker
         return talker(

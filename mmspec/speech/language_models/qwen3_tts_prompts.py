@@ -6,11 +6,12 @@ beside the frames (`streaming`).
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
+from mmspec.speech.families.frames import FramePrompt, FrameRows
 from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork
 from mmspec.speech.sound.voice_sample import VoiceSample
 
@@ -133,3 +134,21 @@ def _heard(net: Qwen3TTSNetwork, row: Qwen3TTSRow, listen: Listen | None) -> tup
         frames, voice = listen(row.voice)
         return voice[None].to(net.device, net.dtype), frames.to(net.device) if len(row.said) else None
     return net.code([] if row.voice is None else [row.voice]), None
+
+
+class TalkerRows(FrameRows):
+    """A prompt in a session, and what is added to the frames of each row [R, T, D]: the last of it to all later ones."""
+
+    by_row = (*FrameRows.by_row, "beside")
+
+    def __init__(self, prompt: FramePrompt):
+        super().__init__(prompt)
+        self.beside: Tensor = prompt.extra.beside
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another one; see `core.rows.changes.RowState`."""
+        longest = max(self.beside.shape[1], other.beside.shape[1])
+        for each in (self, other):
+            last = each.beside[:, -1:].expand(-1, longest - each.beside.shape[1], -1)
+            each.beside = torch.cat([each.beside, last], 1)
+        super().join_rows(other)

@@ -2,19 +2,20 @@
 
 import asyncio
 import io
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
 from torch import Tensor
 
+from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.choices import seed_of
-from mmspec.serving.http.endpoints.shared import ServerState, server_state, submitted, worked
+from mmspec.serving.http.endpoints.shared import ServerState, server_state, submitted
 from mmspec.serving.http.errors import ApiError, api_error
-from mmspec.serving.http.models import SpeechServed
+from mmspec.serving.http.models import SpeechServed, SpeechWorkerServed
 from mmspec.serving.http.schemas.media import SpeechBody
-from mmspec.serving.http.waiting import answer, wake
+from mmspec.serving.http.waiting import Changes, all_ended, answer, job_result, raise_failure, wake
 from mmspec.serving.http.worker import WorkerJob
 from mmspec.speech.families.base import SpeechModel
 from mmspec.speech.generation import synthesize
@@ -41,17 +42,18 @@ async def synthesize_text(body: SpeechBody, request: Request) -> Response:
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
-    served: SpeechServed = state.models.find("speech", body.model)
+    served: SpeechServed | SpeechWorkerServed = state.models.find("speech", body.model)
     if body.max_seconds is not None and body.max_seconds > state.limits.max_seconds:
         raise ApiError(400, f"max_seconds is {body.max_seconds:g}: this server makes at most {state.limits.max_seconds:g} s", "max_seconds")
     seed = seed_of(body.seed)
     rate = served.loaded.model.rate
     headers = {"X-Sample-Rate": str(rate), "X-Seed": str(seed)}
+    source = _sound(state, served, body, seed)
     if body.response_format == "pcm":
-        sound = _PcmStream(state, served, body, seed)
+        sound = _PcmStream(state, served, source)
         first = await answer(request, sound.first(), state.limits.timeout)
         return StreamingResponse(sound.rest(first), media_type=_MEDIA["pcm"], headers=headers)
-    out: Speech = await worked(request, served, lambda job: _synthesize(served, body, seed, job, state.limits.max_seconds))
+    out = await answer(request, source.whole(), state.limits.timeout)
     state.metrics.add(served.id, [out.stats])
     file = await asyncio.to_thread(sound_bytes, out.waveforms[0], out.sample_rate, body.response_format)
     return Response(file, media_type=_MEDIA[body.response_format], headers=headers)
@@ -70,21 +72,17 @@ def longest_sound(model: Any, most: float) -> float | None:
     return most if (own - model.lead) / model.pace > most else None
 
 
-def _synthesize(served: SpeechServed, body: SpeechBody, seed: int, job: WorkerJob, most: float, on_sound: Any = None) -> Speech:
-    seconds = longest_sound(served.loaded.model, most) if body.max_seconds is None else body.max_seconds
-    return synthesize(
-        served.loaded.model,
-        [body.input],
-        served.loaded.drafter,
-        seed=seed,
-        voice=body.voice,
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        max_seconds=seconds,
-        on_sound=on_sound,
-        on_step=job.on_step,
-    )
+def _sound(state: ServerState, served: SpeechServed | SpeechWorkerServed, body: SpeechBody, seed: int) -> "_EngineSound | _WorkerSound":
+    """Submit a request. Its failures have their status."""
+    bound = longest_sound(served.loaded.model, state.limits.max_seconds)
+    options = {"seed": seed, "voice": body.voice, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
+    options |= {"max_seconds": bound if body.max_seconds is None else body.max_seconds}
+    if isinstance(served, SpeechWorkerServed):
+        return _WorkerSound(served, body, options)
+    try:
+        return _EngineSound(served.engine.submit(body.input, **options))
+    except Exception as error:
+        raise api_error(error) from error
 
 
 def pcm_bytes(wave: Tensor, rate: int) -> bytes:
@@ -101,46 +99,91 @@ def pcm_bytes(wave: Tensor, rate: int) -> bytes:
     return buffer.getvalue()
 
 
-class _PcmStream:
-    """Sound as it is made. The first piece is waited for before the response begins, so that errors have their status."""
+class _EngineSound:
+    """The sound of a request of an engine."""
 
-    def __init__(self, state: ServerState, served: SpeechServed, body: SpeechBody, seed: int):
-        self.state, self.served = state, served
-        self.pieces: asyncio.Queue[bytes | None] = asyncio.Queue()
-        loop, rate = asyncio.get_running_loop(), served.loaded.model.rate
-        self.until = loop.time() + state.limits.timeout
+    def __init__(self, handle: RequestHandle):
+        self.handle = handle
 
-        def put(piece: bytes | None) -> None:
-            wake(loop, self.pieces.put_nowait, piece)
+    async def whole(self) -> Speech:
+        """The sound once it is complete. Raises what ended the request."""
+        await all_ended([self.handle])
+        return self.handle.result(0)
+
+    async def pieces(self) -> AsyncIterator[Tensor]:
+        """Its pieces as they are made; raises at the end what ended the request."""
+        changes, read, done = Changes([self.handle]), 0, False
+        while not done:
+            await changes.wait()
+            done = self.handle.done
+            new = self.handle.pieces[read:]
+            for piece in new:
+                yield piece
+            read += len(new)
+        raise_failure(self.handle)
+
+    def cancel(self) -> None:
+        self.handle.cancel()
+
+
+class _WorkerSound:
+    """The sound of a request of a worker."""
+
+    def __init__(self, served: SpeechWorkerServed, body: SpeechBody, options: Mapping[str, Any]):
+        self.made: asyncio.Queue[Tensor | None] = asyncio.Queue()
+        loop = asyncio.get_running_loop()
+
+        def put(piece: Tensor | None) -> None:
+            wake(loop, self.made.put_nowait, piece)
 
         def run(job: WorkerJob) -> Speech:
+            heard = (lambda _, piece: put(piece)) if body.response_format == "pcm" else None
             try:
-                return _synthesize(served, body, seed, job, state.limits.max_seconds, lambda _, piece: put(pcm_bytes(piece, rate)))
+                loaded = served.loaded
+                return synthesize(loaded.model, [body.input], loaded.drafter, on_sound=heard, on_step=job.on_step, **options)
             finally:
                 put(None)
 
         self.job = submitted(served, run)
 
-    async def first(self) -> bytes | None:
+    async def whole(self) -> Speech:
+        """The sound once it is complete. Raises what ended the request."""
+        return await job_result(self.job)
+
+    async def pieces(self) -> AsyncIterator[Tensor]:
+        """Its pieces as they are made; raises at the end what ended the request."""
+        while (piece := await self.made.get()) is not None:
+            yield piece
+        await asyncio.wrap_future(self.job.future)
+
+    def cancel(self) -> None:
+        self.job.cancel()
+
+
+class _PcmStream:
+    """Sound as it is made. The first piece is waited for before the response begins, so that errors have their status."""
+
+    def __init__(self, state: ServerState, served: SpeechServed | SpeechWorkerServed, source: _EngineSound | _WorkerSound):
+        self.state, self.name, self.rate, self.source = state, served.id, served.loaded.model.rate, source
+        self.pieces = source.pieces()
+        self.until = asyncio.get_running_loop().time() + state.limits.timeout
+
+    async def first(self) -> Tensor | None:
         """The first piece; None for a text without sound. Raises what ended the request before it."""
         try:
-            piece = await self.pieces.get()
-            if piece is None:
-                await asyncio.wrap_future(self.job.future)
-            return piece
+            return await anext(self.pieces, None)
         except BaseException:
-            self.job.cancel()
+            self.source.cancel()
             raise
 
-    async def rest(self, piece: bytes | None) -> AsyncIterator[bytes]:
+    async def rest(self, piece: Tensor | None) -> AsyncIterator[bytes]:
         try:
             while piece is not None:
-                yield piece
+                yield pcm_bytes(piece, self.rate)
                 async with asyncio.timeout_at(self.until):
-                    piece = await self.pieces.get()
-            out = await asyncio.wrap_future(self.job.future)
-            self.state.metrics.add(self.served.id, [out.stats])
+                    piece = await anext(self.pieces, None)
+            self.state.metrics.add(self.name, [(await self.source.whole()).stats])
         except Exception as error:  # the connection is closed before the end, which clients see
             raise api_error(error) from error
         finally:
-            self.job.cancel()
+            self.source.cancel()
