@@ -22,7 +22,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, check_drafted, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
-from mmspec.run.shapes import Tree
+from mmspec.run.shapes import Tree, longest_draft
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
 from mmspec.speech.sound.pieces import Sounds
@@ -196,7 +196,7 @@ class _Saying:
         rule = request.rule()
         prompt = model.encode(texts, one_voice_each(voice, texts, model.voices, model.clones))
         steps = _steps(model, max_seconds)
-        check_drafted("draft_length", draft_length, steps)
+        check_drafted("draft_length", draft_length, longest_draft(tree, drafter, steps))
         first = (*model.closing(steps), *model.rules(prompt))
         distributions = Pipeline((*request.distributions(rule, first).steps, *sampling.last))
         streams = model.streams(prompt, len(texts))
