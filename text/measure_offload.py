@@ -5,7 +5,7 @@
     python text/measure_offload.py --smoke
 
 accelerate keeps the target's weights on disk and brings in each module for its forward. The drafter stays in memory: another model, or by
-default the target's own copy with int8 linear layers, a quarter of its size. Rows differ in the number of draft tokens a round; "lookup"
+default a copy of the target with int8 linear layers (its embedding stays float32). Rows differ in the draft tokens a round; "lookup"
 copies earlier text and needs no memory. Every row's tokens are compared with plain decoding of the same prompts and seeds. Prompts are
 Spec-Bench's, from MMSPEC_DATA. Loads, bytes and calls are counts; CPU seconds are the process's and hold both models' work and the copies
 from disk.
@@ -60,10 +60,6 @@ def rows(drafter: Any, args: argparse.Namespace) -> Iterator[tuple[str, Any, int
     shaped = replace(drafter, shape=BestFirst(width=args.width))
     for size in args.sizes:
         yield "best-first", shaped, size
-
-
-def size_of(text: str) -> int | str:
-    return text if text == "auto" else int(text)
 
 
 def measured(
@@ -125,9 +121,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(model_folder("gemma-3-270m")), help="the target: a folder")
     parser.add_argument("--drafter", help="a folder; the target's own int8 copy by default")
-    parser.add_argument(
-        "--sizes", nargs="+", default=[1, 4, 16, 64, 256, 1024], help="nodes of the trees; auto chooses by measured seconds"
-    )
+    sizes = {"type": lambda text: text if text == "auto" else int(text), "default": [1, 4, 16, 64, 256, 1024], "nargs": "+"}
+    parser.add_argument("--sizes", **sizes, help="nodes of the trees; auto chooses by measured seconds")
     parser.add_argument("--width", type=int, default=32, help="nodes that a drafter call expands")
     parser.add_argument("--lookup", type=int, default=8, help="draft tokens a round of the lookup drafter")
     parser.add_argument("--temperatures", type=float, nargs="+", default=[0.0, 1.0])
@@ -145,10 +140,10 @@ def main() -> None:
             args.model, args.sizes, args.max_new_tokens = f"{folder}/mini", [1, 16, 64, "auto"], 8
             args.texts = [own_prompts("qa")[0].text]
         found = measure(args, f"{folder}/disk")
-    if not all(row["equal"] for row in found):
-        raise SystemExit("tokens differ from plain decoding")
     if args.out is not None:
         write_json(args.out, {"rows": found, "provenance": provenance(torch.device("cpu"))})
+    if not all(row["equal"] for row in found):
+        raise SystemExit("tokens differ from plain decoding")
 
 
 if __name__ == "__main__":

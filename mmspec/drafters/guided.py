@@ -102,7 +102,7 @@ class GuidedSession:
         own = None if budget.length == 0 else self.guide.root(pending)
         if own is None:
             return pending
-        shape, budget = for_source(self.shape, self.guide, budget, self.guide.most)
+        shape, budget = for_source(self.shape, budget, getattr(self.guide, "mixes_depths", False), self.guide.most)
         grown, origin = shape.grow(self.guide.score, own, budget, noise)
         bare = on_pending(grown)
         draft = pending.extend(bare.draft_tokens, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)

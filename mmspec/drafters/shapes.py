@@ -40,13 +40,13 @@ class Shape(Protocol):
         ...
 
 
-def for_source(shape: Any, source: Any, budget: Budget, most: int | None = None) -> tuple[Shape, Budget]:
+def for_source(shape: Any, budget: Budget, mixed: bool, most: int | None = None) -> tuple[Shape, Budget]:
     """Return a shape and a budget as they apply to a source of distributions.
 
     Args:
         shape: the shape.
-        source: its attribute `mixes_depths` is True where a call may score nodes of several depths; otherwise it scores a level a call.
         budget: the budget of the round. Its length is the number of nodes for shapes that have `limited`, and the depth for others.
+        mixed: True where a call may score nodes of several depths, False where it scores a level.
         most: largest number of draft tokens on a path, None for no bound.
 
     Returns:
@@ -55,7 +55,7 @@ def for_source(shape: Any, source: Any, budget: Budget, most: int | None = None)
     if not hasattr(shape, "limited"):
         return shape, budget if most is None else replace(budget, length=min(budget.length, most))
     shape = shape if most is None else shape.limited(most)
-    return replace(shape, mixed=getattr(source, "mixes_depths", False)), budget
+    return replace(shape, mixed=mixed), budget
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

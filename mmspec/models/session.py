@@ -37,8 +37,6 @@ class HFSession(SessionRows):
         least: the smallest of `lengths`, where the host knows it; -1 where it does not.
     """
 
-    mixes_depths = True  # one call may score nodes of several depths
-
     def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1):
         self.target, self.cache, self.state = target, cache, state
         self.recurrent = state if isinstance(state, StateCommit) else None

@@ -170,7 +170,7 @@ class ModelSession:
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, the roots this session runs, and its draft tokens' own columns."""
-        shape, budget = for_source(self.shape, self.session, budget)
+        shape, budget = for_source(self.shape, budget, getattr(self.session, "mixes_depths", True))
         return shape.grow(self.score, own, budget, noise)
 
     def _forget(self) -> None:

@@ -142,7 +142,7 @@ class TranslatedSession:
     @property
     def mixes_depths(self) -> bool:
         """True where one call may score nodes of several depths; see `drafters.shapes.for_source`."""
-        return getattr(self.session, "mixes_depths", False)
+        return getattr(self.session, "mixes_depths", True)
 
     def score(self, draft: Draft) -> Scored:
         """Score the draft; see `TargetSession.score`."""

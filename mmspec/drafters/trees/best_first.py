@@ -70,13 +70,14 @@ class BestFirst:
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         floor = log(self.threshold) if self.threshold > 0 else -torch.inf
-        limit = torch.where(draft.valid[:, draft.roots - 1], (budget.left - 1).clamp(0, self.depth), 0)[:, None]
+        nodes = min(self.nodes, budget.length)
+        limit = torch.where(draft.valid[:, draft.roots - 1], (budget.left - 1).clamp(0, min(self.depth, nodes)), 0)[:, None]
         candidates, grown = _Candidates.none(draft), draft
         parents = _Parents.root(draft)
         for level in count(1):
             distribution = score(grown).p.last(parents.column.shape[1])
-            fresh = self._children(distribution, parents, limit, budget.length, self._noise(draft, parents, noise))
-            candidates = candidates.merged(fresh, min(self.nodes, budget.length))
+            fresh = self._children(distribution, parents, limit, nodes, self._noise(draft, parents, noise))
+            candidates = candidates.merged(fresh, nodes)
             waiting = candidates.waiting(floor) & (candidates.depth < limit)
             if not self.mixed:
                 waiting = waiting & (candidates.depth == level)
@@ -171,8 +172,8 @@ class _Candidates:
         parents = torch.where(kept, place.gather(1, self.above), PAD)
         siblings = torch.zeros_like(place[:, :1]).expand(-1, roots + kept.shape[1]).scatter_add(1, parents.clamp_min(0), kept.long())
         sizes = torch.stack([kept.sum(1).max(), siblings.max(), torch.where(kept, self.depth, 0).max()])
-        size, width, levels = sizes.tolist()
-        return draft.extend(self.value[:, :size], parents[:, :size], width=max(1, width), levels=levels), self.column[:, :size]
+        size, width, levels = sizes.clamp_min(1).tolist()  # where no row has room, one column of PAD
+        return draft.extend(self.value[:, :size], parents[:, :size], width=width, levels=levels), self.column[:, :size]
 
 
 def _first(waiting: Tensor, most: int) -> tuple[Tensor, Tensor]:
