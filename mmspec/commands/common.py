@@ -58,7 +58,7 @@ TREE = Annotated[
     str | None,
     option(
         HOW,
-        "comb, cape, expand, opt, dynamic, beams, children per level such as 4,2,1, or a template (*.json); none, a chain, by default.",
+        "comb, cape, expand, opt, dynamic, beams, best-first, children per level (4,2,1), a template (*.json), or none (the default).",
         metavar="TREE",
     ),
 ]

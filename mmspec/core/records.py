@@ -216,6 +216,7 @@ class Committed:
     drift: list[float]  # total variation spent in this round
     expected: list[float]  # rejections expected of token-wise judging
     drafter_healthy: list[bool] | None = None  # the drafter's logits held no NaN or +inf, as far as the draft records it
+    places: list[list[int]] | None = None  # per row, which draft tokens were accepted, from 0; None for chains
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,18 +283,16 @@ def validate(draft: Draft) -> None:
 def _check_bounds(draft: Draft, row: int, line: Sequence[int]) -> None:
     """Check that no path is longer than `trunk` and `levels` allow, since `ancestors` stops there."""
     most = draft.roots if draft.trunk is None else draft.trunk
-    roots, draft_tokens = [0] * draft.size, [0] * draft.size  # on the path to each node, itself included
+    roots, tokens = [0] * draft.size, [0] * draft.size  # on the path to each node, itself included
     for node, parent in enumerate(line):
         if parent == PAD:
             continue
         roots[node] = (node < draft.roots) + (roots[parent] if parent >= 0 else 0)
-        draft_tokens[node] = (node >= draft.roots) + (draft_tokens[parent] if parent >= 0 else 0)
+        tokens[node] = (node >= draft.roots) + (tokens[parent] if parent >= 0 else 0)
         if roots[node] > most:
             raise ValueError(f"row {row}, node {node}: {roots[node]} roots on its path, but trunk says {most} at most")
-        if draft_tokens[node] > draft.height:
-            raise ValueError(
-                f"row {row}, node {node}: {draft_tokens[node]} draft tokens on its path, but levels says {draft.height} at most"
-            )
+        if tokens[node] > draft.height:
+            raise ValueError(f"row {row}, node {node}: {tokens[node]} draft tokens on its path, but levels says {draft.height} at most")
 
 
 if not TYPE_CHECKING:

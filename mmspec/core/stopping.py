@@ -132,7 +132,8 @@ class DefaultStopping:
         parents = torch.where(halt[:, None], PAD, verdict.pending.parents)
         pending = replace(verdict.pending, parents=parents)
         verdict = replace(verdict, count=counts[0], accepted=counts[1], judged=counts[2], pending=pending)
-        return verdict, replace(committed, values=values, accepted=accepted, judged=judged, ended=ended)
+        places = committed.places and [found[:now] for found, now in zip(committed.places, accepted, strict=True)]
+        return verdict, replace(committed, values=values, accepted=accepted, judged=judged, ended=ended, places=places)
 
     def _close(self, committed: Committed) -> None:
         """Set the remaining budget of ended rows to 0 on the host."""
@@ -183,7 +184,8 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
         "expected": _exact(verdict.expected),
     }
     there = {name: column for name, column in columns.items() if column is not None}
-    figures = torch.stack(list(there.values()), 1)
+    kept = verdict.keep[:, draft.roots : draft.roots + draft.height] if drafted and not draft.linear else verdict.keep[:, :0]
+    figures = torch.cat([torch.stack(list(there.values()), 1), kept], 1)
     packed = (figures if vectors else torch.cat([figures, verdict.values.flatten(1)], 1)).tolist()
     found: dict[str, Sequence[Any]] = dict(zip(there, zip(*packed, strict=True), strict=False)) if packed else {}
     zeros = [0] * rows
@@ -192,10 +194,11 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
     if vectors:
         values = [list(verdict.values[row, :length]) for row, length in enumerate(count)]
     else:
-        values = [_values(line[len(there) :], length, books) for line, length in zip(packed, count, strict=True)]
+        values = [_values(line[figures.shape[1] :], length, books) for line, length in zip(packed, count, strict=True)]
+    accepted = [int(number) for number in found.get("accepted", zeros)]
     return Committed(
         values=values,
-        accepted=[int(number) for number in found.get("accepted", zeros)],
+        accepted=accepted,
         judged=[int(number) for number in found.get("judged", zeros)],
         drafted=[int(number) for number in found.get("drafted", zeros)],
         ended=[number == PAD for number in found.get("pending", ())],
@@ -203,7 +206,13 @@ def _fetch(draft: Draft, scored: Scored, verdict: Verdict) -> Committed:
         drift=[float(number) for number in found.get("drift", zeros)],
         expected=[float(number) for number in found.get("expected", zeros)],
         drafter_healthy=[bool(number) for number in found.get("drafter_healthy", [1] * rows)],
+        places=_places(packed, len(there), accepted, draft.roots) if kept.shape[1] else None,
     )
+
+
+def _places(packed: list[list[float]], first: int, accepted: list[int], roots: int) -> list[list[int]]:
+    """Return the accepted draft tokens' places, from each row's kept columns, which begin at `first`."""
+    return [[int(number) - roots for number in line[first : first + count]] for line, count in zip(packed, accepted, strict=True)]
 
 
 def _exact(figures: Tensor | None) -> Tensor | None:

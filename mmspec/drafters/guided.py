@@ -17,7 +17,7 @@ from torch import Tensor
 from mmspec.core.noise import Noise
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
-from mmspec.drafters.shapes import Chain, Shape
+from mmspec.drafters.shapes import Chain, Shape, for_source
 from mmspec.models.family import OwnValues
 from mmspec.models.partial_forward import PartialForward
 from mmspec.models.target import HFSession
@@ -75,7 +75,7 @@ class GuidedDrafter:
 
     Args:
         source: a net of `mmspec.drafters.heads` or `mmspec.drafters.features`, or a self-drafting source such as `EarlyExit`.
-        shape: form of a draft: `Chain`, `Comb`, `StaticTree` or `ExpandRerank`.
+        shape: form of a draft: `Chain`, `Comb`, `StaticTree`, `ExpandRerank` or `BestFirst`.
     """
 
     source: DraftSource
@@ -102,8 +102,8 @@ class GuidedSession:
         own = None if budget.length == 0 else self.guide.root(pending)
         if own is None:
             return pending
-        length = budget.length if self.guide.most is None else min(budget.length, self.guide.most)
-        grown, origin = self.shape.grow(self.guide.score, own, replace(budget, length=length), noise)
+        shape, budget = for_source(self.shape, budget, getattr(self.guide, "mixes_depths", False), self.guide.most)
+        grown, origin = shape.grow(self.guide.score, own, budget, noise)
         bare = on_pending(grown)
         draft = pending.extend(bare.draft_tokens, bare.parents[:, 1:], bare.q, linear=bare.linear, width=bare.width, levels=bare.levels)
         if isinstance(self.guide, Sharing) and not getattr(self.shape, "replaces", False):
@@ -134,6 +134,7 @@ class ViewGuide:
     """Guide that runs the target itself through a partial forward on its session's cache. The first round is not drafted."""
 
     most = None
+    mixes_depths = True
 
     def __init__(self, view: PartialForward):
         self.view = view

@@ -6,7 +6,7 @@ no draft token of the finished chain has been run.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -38,6 +38,24 @@ class Shape(Protocol):
             noise: the noise of the round.
         """
         ...
+
+
+def for_source(shape: Any, budget: Budget, mixed: bool, most: int | None = None) -> tuple[Shape, Budget]:
+    """Return a shape and a budget as they apply to a source of distributions.
+
+    Args:
+        shape: the shape.
+        budget: the budget of the round. Its length is the number of nodes for shapes that have `limited`, and the depth for others.
+        mixed: True where a call may score nodes of several depths, False where it scores a level.
+        most: largest number of draft tokens on a path, None for no bound.
+
+    Returns:
+        The shape, and the budget within `most`.
+    """
+    if not hasattr(shape, "limited"):
+        return shape, budget if most is None else replace(budget, length=min(budget.length, most))
+    shape = shape if most is None else shape.limited(most)
+    return replace(shape, mixed=mixed), budget
 
 
 # --- chains -----------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.draft_length.by_match import ByMatch
 from mmspec.core.draft_length.thompson import Thompson
 from mmspec.core.draft_length.throughput import Throughput
+from mmspec.core.draft_length.tree_size import SIZES, TreeSize
 from mmspec.core.protocols import Drafter
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
@@ -16,6 +17,7 @@ from mmspec.drafters.retrieval.copy import Copy
 from mmspec.drafters.retrieval.lookup import Lookup
 from mmspec.drafters.retrieval.ngram import NGram
 from mmspec.drafters.retrieval.suffix import Suffix
+from mmspec.drafters.trees.best_first import BestFirst
 
 _MATCHING = (Lookup, Suffix, NGram, Copy)
 """Drafters whose sessions report the lengths of matches."""
@@ -36,7 +38,7 @@ def control_of(
         draft_length: a number of draft tokens a round; "auto"; "thompson" for Thompson sampling; or a controller.
         drafter: the drafter. With `NoDraft` nothing is drafted.
         auto: makes the controller of "auto". By default it maximises measured throughput, zero draft tokens included: up to a tree's own
-            depth, and by the lengths of matches for drafters that copy earlier text.
+            depth, over the sizes of best-first trees, and by the lengths of matches for drafters that copy earlier text.
         thompson: False if Thompson sampling is not supported.
         name, unit: of the argument, for messages.
 
@@ -64,7 +66,11 @@ def _throughput(drafter: Any) -> Control:
     """Return the controller that maximises measured throughput, with the break-even test."""
     if isinstance(drafter, _MATCHING):
         return ByMatch()
-    depth = getattr(getattr(drafter, "shape", None), "depth", None)
+    shape = getattr(drafter, "shape", None)
+    if isinstance(shape, BestFirst):
+        sizes = tuple(size for size in SIZES if size <= shape.nodes)
+        return BreakEven(TreeSize(sizes, first=min(TreeSize.first, sizes[-1])))
+    depth = getattr(shape, "depth", None)
     if depth is not None:
         return BreakEven(Throughput(lengths=tuple(range(depth + 1)), first=depth))
     return BreakEven(Throughput() if isinstance(drafter, (ModelDrafter, GuidedDrafter)) else Throughput(first=3))

@@ -11,14 +11,15 @@ from mmspec.drafters import shapes
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.stops import Confidence, Survival
+from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import BeamTree, DynamicDepth, ExpandRerank, OptTree
-from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.drafters.trees.static import MOST_NODES, StaticTree, Template
 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
 _PICKS = {"with-replacement": shapes.draw_with_replacement, "top-and-one": shapes.top_and_one}
 SEARCHES = {"expand": ExpandRerank(), "opt": ExpandRerank(depth=8, stop=OptTree()), "dynamic": ExpandRerank(depth=8, stop=DynamicDepth())}
-SEARCHES |= {"beams": BeamTree()}
+SEARCHES |= {"beams": BeamTree(), "best-first": BestFirst()}
 COMBS: dict[str, type[shapes.Comb]] = {"comb": shapes.Comb, "cape": shapes.ConfidentComb}
 
 
@@ -63,6 +64,18 @@ def _template(tree: Any) -> Template:
         names = ", ".join(map(repr, (*COMBS, *SEARCHES)))
         raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
     return Template.branching(tree)
+
+
+def longest_draft(tree: Tree, drafter: Any, tokens: int) -> int:
+    """Return the most draft tokens a round that are of use: those a row may commit, or any number of nodes of a best-first tree.
+
+    Args:
+        tree: the form of the draft.
+        drafter: the drafter, which may have a shape of its own.
+        tokens: largest number of tokens that a row may commit.
+    """
+    best_first = tree == "best-first" or isinstance(tree, BestFirst) or isinstance(getattr(drafter, "shape", None), BestFirst)
+    return MOST_NODES if best_first else tokens
 
 
 def draw_for(rule: Accept) -> shapes.Draw:

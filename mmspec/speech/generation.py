@@ -17,7 +17,7 @@ from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
 from mmspec.run.arguments import check, check_drafted, shown
 from mmspec.run.request import Request, refuse
-from mmspec.run.shapes import Tree
+from mmspec.run.shapes import Tree, longest_draft
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling
 from mmspec.speech.preparation import DRAWING, changed_sampling, drafting_target, prepared_speech, speech_target, whole_target
@@ -192,7 +192,7 @@ class _Saying:
         rule = request.rule()
         ready = prepared_speech(model, texts, voice, sampling, request, rule, max_seconds)
         steps = ready.steps
-        check_drafted("draft_length", draft_length, steps)
+        check_drafted("draft_length", draft_length, longest_draft(tree, drafter, steps))
         own = speech_target(model, ready.processors, min(steps + 32, 1024))
         resolved = request.resolve(own, rule, lambda drafter: drafting_target(drafter, own))
         if capture:

@@ -28,7 +28,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, check_drafted
 from mmspec.run.request import Request
 from mmspec.run.rules import distributions_for, rule_of
-from mmspec.run.shapes import Tree, shape_of
+from mmspec.run.shapes import Tree, longest_draft, shape_of
 from mmspec.run.streamer import StreamerFeed
 from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.prompt import TextPrompt
@@ -81,9 +81,9 @@ def generate(
             sampling; an int or a Control object.
         tree: form of a model's draft. None for a chain, "comb" for a chain with siblings, "cape" for fewer of them where the
             drafter is sure; a static tree as children per level such as (4, 2, 1), a Template, or the path of a template's JSON; a
-            search of the likeliest paths: "expand" (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth), "beams" (ReDrafter); or
-            a shape object. When sampling, the siblings of combs and static trees are drawn without replacement (Gumbel top-k) unless
-            the rule needs other ones.
+            search of the likeliest paths: "expand" (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth), "beams" (ReDrafter),
+            "best-first" (SpecExec, DySpec; `draft_length` is its number of nodes); or a shape object. When sampling, the siblings of
+            combs and static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
         temperature: 0 for greedy decoding; a number, or one per row.
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.
@@ -118,7 +118,7 @@ def generate(
         max_new_tokens=max_new_tokens, repetition_penalty=repetition_penalty, processors=processors, stops=stops, streamer=streamer,
         on_step=on_step, capture=capture,
     )  # fmt: skip
-    check_drafted("draft_length", draft_length, max_new_tokens)
+    check_drafted("draft_length", draft_length, longest_draft(tree, drafter, max_new_tokens))
     family = family_of(model)
     check_model_ready(model)
     prompt = TextPrompt.of(model, family, inputs)

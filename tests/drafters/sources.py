@@ -40,6 +40,7 @@ from mmspec.drafters.self_drafting.mask_tokens import MaskTokens
 from mmspec.drafters.self_drafting.swift import Swift
 from mmspec.drafters.self_drafting.windowed import Windowed
 from mmspec.drafters.shapes import Chain, drawn, most_likely
+from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import Template
 from mmspec.run.registry import DRAFTERS
@@ -197,12 +198,14 @@ NAMED: dict[str, Any] = {
     "opt": "opt",
     "dynamic": "dynamic",
     "beams": "beams",
+    "best-first": "best-first",
     "cape": "cape",
 }
 """What `tree=` takes by name or by numbers."""
 OBJECTS: dict[str, Any] = {
     "template": Template(((0,), (1,), (2,), (0, 0), (1, 0), (1, 1), (0, 0, 0), (0, 0, 0, 0))),
     "uneven-search": ExpandRerank(3, 5, 9, Uneven()),
+    "best-first-20": BestFirst(20, width=3, threshold=0.001),
     "joint-path": JointPath(Bigrams.count([torch.arange(3, 40)], 50), k=4),
 }
 """Templates and shape objects, which `tree=` takes too."""

@@ -10,6 +10,7 @@ from accelerate.hooks import AlignDevicesHook
 import mmspec
 from mmspec.drafters.checkpoints.nets import new_net
 from mmspec.models.compat import execution_device
+from tests.drafters.cascades import perturbed
 from tests.drafters.runs import random_prompt
 from tests.drafters.test_guided import lively
 
@@ -46,7 +47,9 @@ def test_trained_drafters_and_trees_give_plain_tokens(big, where, name, request)
         assert torch.equal(out.tokens, expected)
 
 
-def test_loads_fall_with_accepted_tokens(big, disk, monkeypatch):
+@pytest.fixture
+def loads(disk, monkeypatch):
+    """The modules that were brought in from disk."""
     loads = []
     bring = AlignDevicesHook.pre_forward
 
@@ -57,6 +60,10 @@ def test_loads_fall_with_accepted_tokens(big, disk, monkeypatch):
 
     mmspec.text.generate(disk, PROMPTS, max_new_tokens=1)  # the self-test
     monkeypatch.setattr(AlignDevicesHook, "pre_forward", counted)
+    return loads
+
+
+def test_loads_fall_with_accepted_tokens(big, disk, loads):
     found = {}
     for length in (0, 3):
         loads.clear()
@@ -64,3 +71,16 @@ def test_loads_fall_with_accepted_tokens(big, disk, monkeypatch):
         found[length] = len(loads) / out.stats.target_calls
         assert out.stats.target_calls == 8 // (length + 1)
     assert found[0] == found[3] > 0  # every forward loads the same modules
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_loads_fall_with_the_size_of_a_best_first_tree(big, disk, loads, temperature):
+    options = {"max_new_tokens": 16, "temperature": temperature, "seed": 3}
+    expected, counts = mmspec.text.generate(big, PROMPTS, **options).tokens, []
+    for size in (0, 1, 16, 256):
+        loads.clear()
+        out = mmspec.text.generate(disk, PROMPTS, perturbed(big, 0.05), tree="best-first", draft_length=size, **options)
+        assert torch.equal(out.tokens, expected)
+        counts.append(len(loads))
+    assert counts == sorted(counts, reverse=True)
+    assert counts[0] >= 2 * counts[-1]

@@ -45,7 +45,12 @@ def decoded(model: Any, source: Any, tree: Any, temperature: float, rows: Sequen
                 rounds[row].append((step.committed.drafted[row], step.committed.accepted[row]))
 
     inputs = {key: value[list(rows)] for key, value in INPUTS.items()}
-    settings = {"max_new_tokens": NEW, "temperature": temperature, "seed": [SEED + row for row in rows], "draft_length": LENGTH} | options
+    settings = {
+        "max_new_tokens": NEW,
+        "temperature": temperature,
+        "seed": [SEED + row for row in rows],
+        "draft_length": getattr(tree, "nodes", LENGTH),
+    } | options
     stop = [lambda row, values: rows[row] == 1 and len(values) >= HALT]
     out = mmspec.text.generate(model, inputs, source, tree=tree, stops=stop, on_step=note, **settings)
     return Outcome([ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)], rounds)

@@ -12,6 +12,7 @@ from mmspec.drafters.heads.viterbi import JointPath
 from mmspec.drafters.model.drafter import ModelDrafter, committed_values
 from mmspec.drafters.retrieval.bigrams import Bigrams
 from mmspec.drafters.shapes import Chain, Comb, ConfidentComb, draw_with_replacement, top
+from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import BeamTree, ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.run.shapes import pick_for
@@ -25,6 +26,7 @@ SHAPES = {
     "deep": StaticTree(Template(((0,), (1,), (0, 0), (0, 0, 0), (0, 0, 0, 0), (1, 0))), draw_with_replacement),
     "search": ExpandRerank(width=3, depth=4, nodes=9),
     "beams": BeamTree(width=3, depth=4),
+    "best-first": BestFirst(nodes=9, width=2),
     "cape": ConfidentComb(4, bounds=((0.5, 1), (0.3, 2))),
     "joint-paths": JointPath(Bigrams.count([torch.arange(4)], 4), k=3, paths=4),
 }

@@ -11,7 +11,9 @@ from mmspec.commands.common import config_of
 from mmspec.core.control import Fixed
 from mmspec.core.draft_length.break_even import BreakEven
 from mmspec.core.draft_length.throughput import Throughput
+from mmspec.core.draft_length.tree_size import TreeSize
 from mmspec.drafters import shapes
+from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.run.draft_length import control_of
@@ -32,7 +34,9 @@ def written(tmp_path_factory) -> Path:
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize(
-    "tree", ["comb", "cape", "expand", "opt", "dynamic", "beams", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)], ids=named
+    "tree",
+    ["comb", "cape", "expand", "opt", "dynamic", "beams", "best-first", (2, 2, 1), FORM, "file", StaticTree(FORM, shapes.top)],
+    ids=named,
 )
 def test_every_spelling_gives_the_tokens_of_plain_decoding(big, tree, temperature, written):
     ids = torch.randint(3, 50, (3, 9), generator=torch.Generator().manual_seed(0))
@@ -67,6 +71,8 @@ def test_trees_are_cut_to_what_pays(big):
     for tree, depth in ((FORM, 3), ((4, 2), 2), ("expand", 4), ("opt", 8)):
         assert control_of("auto", drafter_of(big, _target(big), rule, tree)) == BreakEven(Throughput(tuple(range(depth + 1)), depth))
     assert control_of(2, drafter_of(big, _target(big), rule, FORM)) == Fixed(2)
+    sized = BreakEven(TreeSize((0, 1, 2, 4, 8, 16, 32), first=16))
+    assert control_of("auto", drafter_of(big, _target(big), rule, BestFirst(40))) == sized
     for tree in (None, "comb"):
         assert control_of("auto", drafter_of(big, _target(big), rule, tree)) == BreakEven(Throughput())
 
@@ -81,7 +87,11 @@ def _target(model):
 @pytest.mark.parametrize(
     ("tree", "accept", "words"),
     [
-        ("bush", "exact", "unknown tree 'bush'; valid: 'comb', 'cape', 'expand', 'opt', 'dynamic', 'beams', children per level"),
+        (
+            "bush",
+            "exact",
+            "unknown tree 'bush'; valid: 'comb', 'cape', 'expand', 'opt', 'dynamic', 'beams', 'best-first', children per level",
+        ),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching of the tree is \(0, 2\): give at least one level"),
         ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but Walk needs drawn ones"),
@@ -98,6 +108,7 @@ def test_the_command_line_takes_the_same(written):
     for text, tree in (("opt", "opt"), ("dynamic", "dynamic"), (str(written), str(written)), ("4,2", [4, 2]), ("none", None)):
         assert config_of({"tree": text}).drafter.tree == tree
     with pytest.raises(
-        ValueError, match=r"unknown tree 'oak'; valid: comb, cape, expand, opt, dynamic, beams, none, children per level .* a template"
+        ValueError,
+        match=r"unknown tree 'oak'; valid: comb, cape, expand, opt, dynamic, beams, best-first, none, children per level .* a template",
     ):
         config_of({"tree": "oak"})

@@ -46,7 +46,7 @@ VALUES: dict[str, Names] = {
     "task": ("transcribe", "translate"),
     "text_format": ("text", "srt", "vtt", "json"),
     "timestamps": ("none", "segment", "word"),
-    "tree": ("none", "comb", "cape", "expand", "opt", "dynamic", "beams"),
+    "tree": ("none", "comb", "cape", "expand", "opt", "dynamic", "beams", "best-first"),
     "view": VIEWS,
     "window": ("auto",),
 }

@@ -21,7 +21,7 @@ _PLACES = {
     "repetition_penalty": ("run", "repetition_penalty"),
     "seed": ("run", "seed"),
 }
-_TREES = ("comb", "cape", "expand", "opt", "dynamic", "beams", "none")
+_TREES = ("comb", "cape", "expand", "opt", "dynamic", "beams", "best-first", "none")
 
 
 def config_of(given: dict[str, Any]) -> "Config":

@@ -58,6 +58,10 @@ class ThroughputSession:
         self.zeros = self.zeros + 1 if length == 0 else 0
         if self.rounds > 1:  # the first round holds the prefill
             self.seconds.setdefault(length, deque(maxlen=9)).append(seconds)
+        self._count(length, committed)
+
+    def _count(self, length: int, committed: Committed) -> None:
+        """Take in which draft tokens were accepted."""
         for accepted, values in zip(committed.accepted, committed.values, strict=True):
             if length and values:  # positions beyond the current length decay, too, or stale estimates would stay
                 self.tries, self.hits = [0.98 * n for n in self.tries], [0.98 * n for n in self.hits]

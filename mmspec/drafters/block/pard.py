@@ -72,6 +72,7 @@ class MaskedSession(HFSession):
     """Session that scores the levels of a draft by one forward over its roots and mask columns. See `HFSession` for the arguments."""
 
     target: MaskedTarget
+    mixes_depths = False
 
     def __init__(self, *parts: Any):
         super().__init__(*parts)
@@ -140,8 +141,9 @@ class MaskedDraftSession(ModelSession):
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, and its draft tokens' columns: none of them is run."""
-        getattr(self.session, "session", self.session).fill(budget)
-        grown, origin = self.shape.grow(self.score, own, budget, noise)
+        levels = min(budget.length, getattr(self.shape, "depth", budget.length))
+        getattr(self.session, "session", self.session).fill(replace(budget, length=levels))
+        grown, origin = super()._grow(pending, own, budget, noise)
         return grown, torch.full_like(origin, UNRUN)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:

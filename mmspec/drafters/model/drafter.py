@@ -12,7 +12,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
-from mmspec.drafters.shapes import Chain, Shape
+from mmspec.drafters.shapes import Chain, Shape, for_source
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
 from mmspec.models.model_checks import model_name, refuse_unhealthy
@@ -24,7 +24,7 @@ class ModelDrafter:
 
     Args:
         target: the drafter's model, such as an `HFTarget`.
-        shape: form of a draft: `Chain`, `Comb`, `StaticTree` or `ExpandRerank`.
+        shape: form of a draft: `Chain`, `Comb`, `StaticTree`, `ExpandRerank` or `BestFirst`.
         view: maps the target's prompt to what the drafter reads; see `mmspec.drafters.views`.
     """
 
@@ -170,7 +170,8 @@ class ModelSession:
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, the roots this session runs, and its draft tokens' own columns."""
-        return self.shape.grow(self.score, own, budget, noise)
+        shape, budget = for_source(self.shape, budget, getattr(self.session, "mixes_depths", True))
+        return shape.grow(self.score, own, budget, noise)
 
     def _forget(self) -> None:
         """Drop the unfinished draft, if there is one. Values that waited are committed and have now been run."""

@@ -139,6 +139,11 @@ class TranslatedSession:
         """Number of columns of the draft that have been scored."""
         return self.session.scored
 
+    @property
+    def mixes_depths(self) -> bool:
+        """True where one call may score nodes of several depths; see `drafters.shapes.for_source`."""
+        return getattr(self.session, "mixes_depths", True)
+
     def score(self, draft: Draft) -> Scored:
         """Score the draft; see `TargetSession.score`."""
         found = self.session.score(replace(draft, nodes=self.overlap.read(draft.nodes)))
