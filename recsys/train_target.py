@@ -4,9 +4,8 @@
     python recsys/train_target.py --data amazon-beauty --steps 6600     (30 minutes)
     python recsys/train_target.py --deepen build/recsys-amazon-beauty/mini/target 12 --data amazon-beauty --work build/deep
 
-shop: simulated customers, made as they are needed, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped):
-Amazon 2014 Beauty, 5-core, with the semantic ids that lie beside it; each user's last item is for the test, the one before it for
-validation. The state that ranks best there is kept. --deepen adds layers that pass their input on. A stopped run goes on.
+shop: simulated customers, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped): Amazon 2014 Beauty with the
+ids beside it, leave-one-out. The state that ranks best is kept. --deepen adds layers that pass their input on. A stopped run goes on.
 """
 
 import argparse
@@ -99,6 +98,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="default build/recsys-DATA")
     parser.add_argument("--out", type=Path, help="default mmspec/minis/recsys; WORK/mini for amazon-beauty")
     parser.add_argument("--steps", type=int, default=2400)
+    parser.add_argument("--model", type=json.loads, default={}, help='entries of the config in JSON, such as {"hidden_size": 64}')
     parser.add_argument("--deepen", nargs=2, metavar=("FOLDER", "N"), help="begin with this model and add layers until there are N")
     parser.add_argument("--users", type=int, help="test on no more users than this")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
@@ -113,7 +113,7 @@ def main() -> None:
     chosen, data = SETS[args.data], read(args.data, args.ids)
     if args.smoke:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
-    sizes, every = chosen["model"] | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {}), max(1, args.steps // 10)
+    sizes = chosen["model"] | args.model | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {})
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
     model = model if args.deepen is None else deepened_model(llama(Path(args.deepen[0])), model)
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
@@ -129,7 +129,7 @@ def main() -> None:
             torch.save({**facts, "model": example.state_dict()}, best)
 
     begun = time.perf_counter()
-    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=every, mixed_precision=args.precision, **chosen["plan"])
+    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=max(1, args.steps // 10), mixed_precision=args.precision, **chosen["plan"])
     fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
@@ -137,7 +137,7 @@ def main() -> None:
     past = data.users(0, args.steps * chosen["batch"]["rows"]) if args.data == "shop" else data.past  # as many as the model has seen
     table = compared(model, data, test, past, chosen["within"])
     print("\n".join(f"{name:30}" + "".join(f"  {key} {value:.4f}" for key, value in row.items()) for name, row in table.items()))
-    facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
+    facts = {"parameters": model.num_parameters(), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
     facts |= {"users": len(test), "table": table}
     model.half().save_pretrained(args.out / "target")
     data.catalogue.write(args.out / "catalogue.parquet")

@@ -26,7 +26,17 @@ def append(
 
     found = append_new(Path(folder), Path(items))
     if as_json:
-        common.emit({"items": len(found.items), "shared": found.shared, "catalogue": len(found.catalogue), "earlier": str(found.earlier)})
+        common.emit(
+            {
+                "items": len(found.items),
+                "shared": found.shared,
+                "note": found.note,
+                "catalogue": len(found.catalogue),
+                "earlier": str(found.earlier),
+            }
+        )
         return
     what = f"{len(found.items):,} items added, {len(found.catalogue):,} in all; {found.shared:,} share the path of another"
     common.console(False).print(f"{what}; earlier catalogue: {found.earlier}", soft_wrap=True)
+    if found.note:
+        common.console(False).print(found.note, soft_wrap=True)

@@ -28,6 +28,8 @@ def assign(
     found = assign_new(Path(folder), Path(items))
     write_assigned(found, Path(out))
     if as_json:
-        common.emit({"items": len(found.items), "shared": found.shared, "out": out})
+        common.emit({"items": len(found.items), "shared": found.shared, "note": found.note, "out": out})
         return
     common.console(False).print(f"{len(found.items):,} items in {out}; {found.shared:,} share the path of another", soft_wrap=True)
+    if found.note:
+        common.console(False).print(found.note, soft_wrap=True)

@@ -13,6 +13,7 @@ EXAMPLES = """Examples:
   mmspec recommend prepare interactions.parquet items.parquet shop/
   mmspec recommend prepare events/ items.parquet shop/ --user customer --time bought_at --from text --text-column title
   mmspec recommend prepare interactions.parquet items.parquet shop/ --method rqvae --levels 3 --size 256 --core 1
+  mmspec recommend prepare interactions.parquet items.parquet shop/ --from events    # items of which only the ids are known
 """
 _IDS, _COLUMNS = "Semantic ids", "Columns"
 
@@ -30,7 +31,13 @@ def prepare(
     text_column: Annotated[str, common.option(_COLUMNS, "Text of an item; text by default.", metavar="NAME")] = "text",
     codes_column: Annotated[str, common.option(_COLUMNS, "Ready semantic id of an item; codes by default.", metavar="NAME")] = "codes",
     source: Annotated[
-        str | None, common.option(_IDS, "codes, embedding or text; the first whose column is there.", "--from", metavar="NAME")
+        str | None,
+        common.option(
+            _IDS,
+            "codes, embedding or text, the first there is; events; or one and events: text+events.",
+            "--from",
+            metavar="NAME",
+        ),
     ] = None,
     method: Annotated[str, common.option(_IDS, "kmeans (default) or rqvae.", "--method", metavar="NAME")] = "kmeans",
     levels: Annotated[int, common.option(_IDS, "Codes an item; 4 by default.", metavar="N")] = 4,
@@ -39,23 +46,26 @@ def prepare(
         str, common.option(_IDS, "count (default), nearest or plain: how the last code keeps items apart.", metavar="NAME")
     ] = "count",
     text_width: Annotated[int, common.option(_IDS, "Numbers of a text's embedding; 128 by default.", metavar="N")] = 128,
+    event_width: Annotated[int, common.option(_IDS, "Numbers of an embedding from events; 64 by default.", metavar="N")] = 64,
     seed: Annotated[int, common.option(_IDS, "Seed of the quantiser; 0 by default.", metavar="SEED")] = 0,
     core: Annotated[int, common.option(common.WHAT, "Fewest events of users and items (k-core); 5 by default.", metavar="K")] = 5,
     most: Annotated[int, common.option(common.WHAT, "Newest items of a history that a model reads; 20 by default.", metavar="N")] = 20,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
-    """Prepare a folder from events (user, item, time) and items: histories, and semantic ids from embeddings, texts or ready codes."""
+    """Prepare a folder from events (user, item, time) and items: histories, and semantic ids of the items."""
+    given = dict(locals())
     common.begin(verbose)
+    common.check_counts(given, "text_width", "event_width")
     from mmspec.recsys.preparation.items import ItemColumns
     from mmspec.recsys.preparation.prepared import PreparationSettings, prepare_shop
     from mmspec.recsys.preparation.quantiser import QuantiserSettings
 
     if source == "codes":
         common.refuse_unread(
-            "is for semantic ids that are learnt: leave it out", "--method", "--levels", "--last", "--text-width", "--seed"
+            "is for semantic ids that are learnt: leave it out", "--method", "--levels", "--last", "--text-width", "--event-width", "--seed"
         )
-    ids: Any = {"method": method, "levels": levels, "size": size, "last": last, "text_width": text_width, "seed": seed}
+    ids: Any = {"method": method, "levels": levels, "size": size, "last": last, "text_width": text_width, "event_width": event_width}
     columns = ItemColumns(item=item_column, embedding=embedding_column, text=text_column, codes=codes_column, name=name_column)
     settings = PreparationSettings(
         interactions=Path(interactions),
@@ -66,7 +76,7 @@ def prepare(
         time=time,
         columns=columns,
         source=source,
-        ids=QuantiserSettings(**ids),
+        ids=QuantiserSettings(**ids, seed=seed),
         most=most,
     )
     with common.progress("preparing", 3) as done:
@@ -84,3 +94,5 @@ def prepare(
     )
     what = f"semantic ids: {found.catalogue.levels} codes of {found.size}"
     show.print(f"{what}, from {found.summary['source']}; {shared}", soft_wrap=True)
+    if alone := counts.get("items beside no other"):
+        show.print(f"{alone:,} items are beside no other in the training events, which say nothing of their ids", soft_wrap=True)

@@ -30,6 +30,10 @@ def train(
     heads: Annotated[int, common.option(_TARGET, "Attention heads; 4 by default.", metavar="N")] = 4,
     dropout: Annotated[float, common.option(_TARGET, "Dropout of attention; 0.15 by default.", metavar="X")] = 0.15,
     drop: Annotated[float, common.option(_TARGET, "Chance to leave out an item of a history; 0.15 by default.", metavar="X")] = 0.15,
+    walks: Annotated[
+        float, common.option(_TARGET, "Share of histories that go on by co-occurrence counts, 0 to 1; 0.5 by default.", metavar="X")
+    ] = 0.5,
+    repeats: Annotated[bool, common.option(_TARGET, "Let validation rank items of the history, too.", "--repeats")] = False,
     held: Annotated[int, common.option(_TARGET, "Users to validate on; 1000 by default.", metavar="N")] = 1000,
     drafter: Annotated[str, common.option(_DRAFTER, "model (default) or none; a retriever is always counted.", metavar="NAME")] = "model",
     drafter_steps: Annotated[int, common.option(_DRAFTER, "Optimiser steps; 1600 by default.", metavar="N")] = 1600,
@@ -54,8 +58,8 @@ def train(
     from mmspec.utils.devices import device_of
 
     shop = PreparedShop.read(Path(folder))
-    names = ("rows", "lr", "weight_decay", "hidden_size", "layers", "heads", "dropout", "drop", "precision", "seed")
-    chosen: Any = {name: given[name] for name in names}
+    names = ("rows", "lr", "weight_decay", "hidden_size", "layers", "heads", "dropout", "drop", "walks", "precision", "seed")
+    chosen: Any = {name: given[name] for name in names} | {"unseen": not repeats}
     chosen["steps"] = min(20_000, max(200, 40 * len(shop.histories) // rows)) if steps is None else steps
     learnt = None if drafter == "none" else (drafter_steps, drafter_users)
     with redirect_stdout(sys.stderr):  # what a training prints as it goes

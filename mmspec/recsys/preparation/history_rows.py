@@ -14,6 +14,20 @@ from mmspec.recsys.storage.parquet_columns import read_columns
 from mmspec.recsys.storage.table import column_of
 
 
+def training_lengths(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many items of each history are for training.
+
+    The last item is for the test and the one before it for validation. Histories of fewer than three items are for training alone.
+
+    Args:
+        lengths: [U] items of each history.
+
+    Returns:
+        [U] items from the oldest on.
+    """
+    return np.where(lengths >= 3, lengths - 2, lengths)
+
+
 @dataclass(frozen=True, eq=False)
 class HistoryRows(Sequence[list[Item]]):
     """Histories, oldest item first; user u's are `rows[first[u] : first[u] + lengths[u]]`.

@@ -1,4 +1,4 @@
-"""A table of items: their ids and names, and what semantic ids are made of: embeddings, texts, or ready codes."""
+"""A table of items: their ids and names, and what semantic ids are made of: embeddings, texts, ready codes, or events."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,8 +11,11 @@ from torch import Tensor
 from mmspec.recsys.catalogue import Item
 from mmspec.recsys.storage.parquet_columns import id_values, read_columns
 
-SOURCES = ("codes", "embedding", "text")
-"""What semantic ids may be made of; of several columns the first here is taken."""
+COLUMNS = ("codes", "embedding", "text")
+"""Columns that semantic ids may be made of; of several the first here is taken."""
+EVENTS = "events"
+SOURCES = (*COLUMNS, EVENTS, *(f"{column}+{EVENTS}" for column in COLUMNS))
+"""What semantic ids may be made of."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -21,10 +24,11 @@ class ItemTable:
 
     Args:
         items: ids, whole numbers or texts.
-        source: one of `SOURCES`: which of the next three is set.
+        source: one of `SOURCES`: which of the next four are set.
         codes: LongTensor [items, L], ready semantic ids, or None.
         embedding: float Tensor [items, D], or None.
-        text: a text an item, or None.
+        text: a text an item, or the beginnings of its ready code as words for "codes+events"; or None.
+        near: float Tensor [items, D], embeddings from events (`event_embeddings`), 0 for items without events; or None.
         names: names for display, or None.
     """
 
@@ -33,6 +37,7 @@ class ItemTable:
     codes: Tensor | None = None
     embedding: Tensor | None = None
     text: tuple[str, ...] | None = None
+    near: Tensor | None = None
     names: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
@@ -67,7 +72,7 @@ def read_items(path: Path, columns: ItemColumns | None = None, source: str | Non
         source: one of `SOURCES`; by default the first whose column is there.
 
     Returns:
-        The items.
+        The items. Embeddings from events are not in the table: `near` is None.
 
     Raises:
         ValueError: for files and columns that cannot be used, repeated items, and items without an embedding, text or codes.
@@ -75,23 +80,31 @@ def read_items(path: Path, columns: ItemColumns | None = None, source: str | Non
     columns = columns or ItemColumns()
     if source is not None and source not in SOURCES:
         raise ValueError(f"unknown source {source!r}; valid: {', '.join(SOURCES)}")
-    places = {name: getattr(columns, name) for name in SOURCES}
+    places = {name: getattr(columns, name) for name in COLUMNS}
     table = read_columns(path, (columns.item,), (*places.values(), columns.name))
-    have = [name for name in SOURCES if places[name] in table.column_names]
-    if not have or (source is not None and source not in have):
-        lacking = ", ".join(places.values()) if source is None else places[source]
-        raise ValueError(f"{path} has no column {lacking}; it has {', '.join(table.column_names)}: name yours by the options")
+    have = [name for name in COLUMNS if places[name] in table.column_names]
+    if source is None and not have:
+        lacking, told = ", ".join(places.values()), ", ".join(table.column_names)
+        raise ValueError(f"{path} has no column {lacking}; it has {told}: name yours by the options, or give --from events")
     source = source or have[0]
+    column = source.removesuffix(EVENTS).removesuffix("+")
+    if column and column not in have:
+        raise ValueError(f"{path} has no column {places[column]}; it has {', '.join(table.column_names)}: name yours by the options")
     items = _ids(table[columns.item], f"column {columns.item} of {path}")
     names = None
     if columns.name in table.column_names:
         names = tuple("" if name is None else str(name) for name in table[columns.name].to_pylist())
-    where = f"column {places[source]} of {path}"
-    if source == "text":
-        return ItemTable(items, source, text=_texts(table[places[source]], items, where), names=names)
-    values = _rows(table[places[source]], items, where)
-    if source == "codes":
-        return ItemTable(items, source, codes=_codes(values, where), names=names)
+    if not column:
+        return ItemTable(items, source, names=names)
+    where = f"column {places[column]} of {path}"
+    if column == "text":
+        return ItemTable(items, source, text=_texts(table[places[column]], items, where), names=names)
+    values = _rows(table[places[column]], items, where)
+    if column == "codes":
+        codes = _codes(values, where)
+        if source != column:
+            return ItemTable(items, source, text=_beginnings(codes), names=names)
+        return ItemTable(items, source, codes=codes, names=names)
     return ItemTable(items, source, embedding=torch.from_numpy(values.astype(np.float32)), names=names)
 
 
@@ -115,6 +128,11 @@ def _texts(column: Any, items: tuple[Item, ...], what: str) -> tuple[str, ...]:
         if not isinstance(text, str) or not text.strip():
             raise ValueError(f"{what}: item {item!r} has no text: give it one, or leave the item out")
     return tuple(texts)
+
+
+def _beginnings(codes: Tensor) -> tuple[str, ...]:
+    """Every item's code as a text, one word for each beginning of it: items are as similar as their codes agree from the front."""
+    return tuple(" ".join("c" + "_".join(map(str, code[:end])) for end in range(1, len(code) + 1)) for code in codes.tolist())
 
 
 def _rows(column: Any, items: tuple[Item, ...], what: str) -> np.ndarray:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
-from mmspec.recsys.preparation.items import ItemColumns, ItemTable, read_items
+from mmspec.recsys.preparation.items import EVENTS, ItemColumns, ItemTable, read_items
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, refresh_mapped_copy
 from mmspec.recsys.preparation.prepared import HISTORIES, OFFSET, QUANTISER, read_summary
 from mmspec.recsys.preparation.quantiser import ItemQuantiser
@@ -27,6 +27,7 @@ class AssignedItems:
         codes: LongTensor [items, L].
         catalogue: the catalogue with the new items behind the others.
         shared: new items whose path another item has.
+        note: what the ids lack, in a sentence, or "".
         earlier: where the earlier catalogue is kept, once the items were appended.
     """
 
@@ -34,6 +35,7 @@ class AssignedItems:
     codes: Tensor
     catalogue: Catalogue
     shared: int
+    note: str = ""
     earlier: Path | None = None
 
 
@@ -63,7 +65,8 @@ def assign_new(folder: Path, path: Path) -> AssignedItems:
     names = _names(catalogue, table)
     whole = replace(catalogue, items=(*catalogue.items, *table.items), paths=paths, names=names, index=None)
     _, place, counts = paths.unique(dim=0, return_inverse=True, return_counts=True)
-    return AssignedItems(table.items, codes, whole, int((counts[place[len(catalogue) :]] > 1).sum()))
+    shared = int((counts[place[len(catalogue) :]] > 1).sum())
+    return AssignedItems(table.items, codes, whole, shared, _note(table.source))
 
 
 def write_assigned(found: AssignedItems, path: Path) -> None:
@@ -124,14 +127,21 @@ def _keep(folder: Path) -> Path:
 
 def _counted(folder: Path, catalogue: Catalogue) -> Any:
     """A retriever over a catalogue, of the training part of the folder's histories."""
-    import numpy as np
-
-    from mmspec.recsys.preparation.history_rows import HistoryRows
+    from mmspec.recsys.preparation.history_rows import HistoryRows, training_lengths
     from mmspec.recsys.retriever import Retriever
 
     histories = HistoryRows.read(folder / HISTORIES, catalogue)
-    lengths = histories.lengths
-    return Retriever.of(catalogue, histories.shortened(np.where(lengths >= 3, lengths - 2, lengths)), 16)
+    return Retriever.of(catalogue, histories.shortened(training_lengths(histories.lengths)), 16)
+
+
+def _note(source: str) -> str:
+    """What the ids of new items lack."""
+    column = source.removesuffix(EVENTS).removesuffix("+")
+    if column == source:
+        return ""
+    if not column:
+        return f"semantic ids here are from {EVENTS}, which new items lack: they get those of items beside no other until a new prepare"
+    return f"semantic ids here are from {source}, and new items have no {EVENTS}: the {column} alone decides"
 
 
 def _learnt(folder: Path, table: ItemTable, taken: Tensor) -> Tensor:

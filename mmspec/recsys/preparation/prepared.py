@@ -5,7 +5,7 @@
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +15,10 @@ from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.histories import Data
-from mmspec.recsys.preparation.history_rows import HistoryRows
+from mmspec.recsys.preparation.event_embeddings import event_embeddings
+from mmspec.recsys.preparation.history_rows import HistoryRows, training_lengths
 from mmspec.recsys.preparation.interactions import Interactions, read_interactions
-from mmspec.recsys.preparation.items import ItemColumns, ItemTable, read_items
+from mmspec.recsys.preparation.items import EVENTS, ItemColumns, ItemTable, read_items
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, read_catalogue
 from mmspec.recsys.preparation.quantiser import ItemQuantiser, QuantiserSettings
 from mmspec.recsys.semantic_ids import collisions
@@ -39,7 +40,8 @@ class PreparationSettings:
         item: column of events: the item.
         time: column of events: the time.
         columns: columns of the items.
-        source: "codes", "embedding" or "text"; by default the first whose column is there.
+        source: one of `mmspec.recsys.preparation.items.SOURCES`; by default "codes", "embedding" or "text", the first whose column is
+            there.
         ids: how semantic ids are learnt. Of ready codes only `size` is read.
         most: items of a history that a model is shown.
     """
@@ -116,7 +118,7 @@ class PreparedShop:
         long = np.flatnonzero(lengths >= 3)
         if not len(long):
             raise ValueError(f"no user of {self.folder} has three events: one is for the test, one for validation, the rest for training")
-        past = self.histories.shortened(np.where(lengths >= 3, lengths - 2, lengths))
+        past = self.histories.shortened(training_lengths(lengths))
         before = self.histories.shortened(lengths - 1)
         draw = np.random.default_rng(seed)
         held_users = long[draw.permutation(len(long))[:held]]
@@ -171,6 +173,8 @@ def prepare_shop(settings: PreparationSettings, folder: Path, done: Any = lambda
     elif read_summary(folder).get("counts"):
         return PreparedShop.read(folder)
     done(f"semantic ids of {len(items):,} items")
+    if items.source.endswith(EVENTS):
+        items = replace(items, near=_near(events, items, settings.ids))
     codes = _codes(items, settings, folder)
     size = settings.ids.size if items.codes is None else max(int(codes.max()) + 1, settings.ids.size)
     catalogue = Catalogue.of_codes(items.items, codes, size, OFFSET, before=(1,), most=settings.most, names=items.names)
@@ -179,6 +183,8 @@ def prepare_shop(settings: PreparationSettings, folder: Path, done: Any = lambda
     histories = HistoryRows.of(events, catalogue)
     histories.write(folder / HISTORIES)
     counts = {"users": len(events.users), "events": len(events), "items": len(items), "items with events": len(events.items)}
+    if items.near is not None:
+        counts["items beside no other"] = int((~items.near.any(1)).sum())
     told = {"settings": asked, "size": size, "source": items.source, "counts": counts, "left out": events.left_out}
     write_json(folder / SUMMARY, told | {"ids": asdict(collisions(codes))})
     return PreparedShop.read(folder)
@@ -192,6 +198,17 @@ def _known(events: Interactions, items: ItemTable, settings: PreparationSettings
         shown = f"{events.items[0].as_py()!r} and {items.items[0]!r}"
         raise ValueError(f"no item of {settings.interactions} is in {settings.items}, such as {shown}: their ids must have the same type")
     return events.only(listed[events.item], "with an item that the items lack")
+
+
+def _near(events: Interactions, items: ItemTable, settings: QuantiserSettings) -> Tensor:
+    """Embeddings of the items from training events alone."""
+    place = {item: row for row, item in enumerate(items.items)}
+    row = np.array([place[item] for item in events.items.to_pylist()])
+    starts = events.starts()
+    lengths = training_lengths(np.diff(starts))
+    order = np.arange(len(events)) - np.repeat(starts[:-1], np.diff(starts))
+    past = order < np.repeat(lengths, np.diff(starts))
+    return event_embeddings(row[events.item[past]], lengths, len(items), width=settings.event_width, seed=settings.seed)
 
 
 def _codes(items: ItemTable, settings: PreparationSettings, folder: Path) -> Tensor:

@@ -4,7 +4,9 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from mmspec.recsys.preparation.items import ItemTable
 from mmspec.recsys.preparation.text_embeddings import TextEmbedder
@@ -24,6 +26,7 @@ class QuantiserSettings:
         size: codes a level.
         last: how the last code keeps items apart; see `mmspec.recsys.semantic_ids.make`.
         text_width: numbers of a text's embedding.
+        event_width: numbers of an embedding from events.
         seed: seed of the quantiser.
     """
 
@@ -32,6 +35,7 @@ class QuantiserSettings:
     size: int = 256
     last: Last = "count"
     text_width: int = 128
+    event_width: int = 64
     seed: int = 0
 
 
@@ -43,20 +47,22 @@ class ItemQuantiser:
         coder: the codebooks.
         size: codes a level.
         last: how the last code keeps items apart.
-        texts: what embeds texts, or None for items with embeddings.
+        texts: what embeds texts, or None for items without.
+        near: numbers of an embedding from events; 0 where events were not read.
     """
 
     coder: ResidualCentres | RqVae
     size: int
     last: Last
     texts: TextEmbedder | None = None
+    near: int = 0
 
     @staticmethod
     def fit(items: ItemTable, settings: QuantiserSettings) -> "ItemQuantiser":
         """Learn codebooks.
 
         Args:
-            items: items with embeddings or texts.
+            items: items with embeddings, texts or embeddings from events.
             settings: how.
 
         Returns:
@@ -67,15 +73,17 @@ class ItemQuantiser:
             ModuleNotFoundError: for texts without scikit-learn.
         """
         texts = TextEmbedder.fit(items.text, settings.text_width, settings.seed) if items.text is not None else None
-        vectors = _vectors(items, texts)
+        near = 0 if items.near is None else items.near.shape[1]
+        vectors = _vectors(items, texts, near)
         coder = fitted(vectors, settings.method, settings.levels, settings.size, settings.last, settings.seed)
-        return ItemQuantiser(coder, settings.size, settings.last, texts)
+        return ItemQuantiser(coder, settings.size, settings.last, texts, near)
 
     def codes(self, items: ItemTable, taken: Tensor | None = None) -> Tensor:
         """Give semantic ids to items, those of the fit or new ones.
 
         Args:
-            items: items with what the quantiser was fitted to: embeddings of the same width, or texts.
+            items: items with what the quantiser was fitted to: embeddings of the same width, or texts. Without embeddings from events they
+                are coded as items beside no other.
             taken: LongTensor [others, L] codes of items that have theirs already.
 
         Returns:
@@ -84,10 +92,11 @@ class ItemQuantiser:
         Raises:
             ValueError: for items of another kind.
         """
-        vectors = _vectors(items, self.texts)
+        vectors = _vectors(items, self.texts, self.near)
         width = self.coder.books.shape[2] if isinstance(self.coder, ResidualCentres) else len(self.coder.mean)
         if vectors.shape[1] != width:
-            raise ValueError(f"the embeddings have {vectors.shape[1]} numbers, and the quantiser was fitted to {width}")
+            have = vectors.shape[1] - self.near
+            raise ValueError(f"the embeddings have {have} numbers, and the quantiser was fitted to {width - self.near}")
         if not bool(vectors.isfinite().all()):
             row = int((~vectors.isfinite().all(1)).nonzero()[0, 0])
             raise ValueError(f"the embedding of item {items.items[row]!r} is not finite: leave the item out or mend it")
@@ -99,7 +108,7 @@ class ItemQuantiser:
 
         vae = isinstance(self.coder, RqVae)
         tensors = {f"coder.{name}": value for name, value in _coder_state(self.coder).items()}
-        told = {"method": "rqvae" if vae else "kmeans", "size": self.size, "last": self.last}
+        told = {"method": "rqvae" if vae else "kmeans", "size": self.size, "last": self.last, "near": self.near}
         text: dict[str, str] = {}
         if self.texts is not None:
             text, more = self.texts.state()
@@ -132,19 +141,24 @@ class ItemQuantiser:
                 for part in ("coder.", "text.")
             )
             texts = TextEmbedder.restored(text, embedder) if embedder else None
-            return ItemQuantiser(_coder(told["method"], coder), told["size"], told["last"], texts)
+            return ItemQuantiser(_coder(told["method"], coder), told["size"], told["last"], texts, told.get("near", 0))
         except FileNotFoundError:
             raise ValueError(f"{path} does not exist: it is written where semantic ids are learnt, not where codes are given") from None
         except (OSError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
             raise ValueError(f"{path} holds no quantiser: {str(error).splitlines()[0]}") from None
 
 
-def _vectors(items: ItemTable, texts: TextEmbedder | None) -> Tensor:
-    """What is quantised, [items, D]."""
+def _vectors(items: ItemTable, texts: TextEmbedder | None, near: int) -> Tensor:
+    """What is quantised, [items, D]. Beside embeddings from events, of length 1 or 0, embeddings get length 1, too."""
+    parts = []
     if texts is not None and items.text is not None:
-        return texts.embeddings(items.text)
-    if texts is None and items.embedding is not None:
-        return items.embedding.float()
+        parts.append(texts.embeddings(items.text))
+    elif texts is None and items.embedding is not None:
+        parts.append(F.normalize(items.embedding.float(), dim=1) if near else items.embedding.float())
+    if near:
+        parts.append(items.near if items.near is not None else torch.zeros(len(items), near))
+    if parts and (texts is None or items.text is not None):
+        return torch.cat(parts, 1)
     needed = "embeddings" if texts is None else "texts"
     raise ValueError(f"the quantiser was fitted to {needed}, and these items have none: give the columns that the first items had")
 

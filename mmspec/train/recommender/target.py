@@ -15,6 +15,7 @@ from mmspec.train.loop import Fit
 from mmspec.train.parallel import join_processes, refuse_several_processes
 from mmspec.train.recommender.best_state import fit_best
 from mmspec.train.recommender.quality import ranking_quality
+from mmspec.train.recommender.walks import with_walks
 from mmspec.train.states.identity import claim_folder
 
 
@@ -29,6 +30,8 @@ class RecommenderSettings:
         heads: attention heads; half as many keys and values where it is even.
         dropout: of attention.
         drop: chance to leave an item of a training history out.
+        walks: share of the training histories that go on by co-occurrence counts (`with_walks`).
+        unseen: whether validation leaves out items of the history.
         steps: optimiser steps.
         rows: histories a step.
         lr: peak learning rate.
@@ -45,6 +48,8 @@ class RecommenderSettings:
     heads: int = 4
     dropout: float = 0.15
     drop: float = 0.15
+    walks: float = 0.5
+    unseen: bool = True
     steps: int = 6000
     rows: int = 128
     lr: float = 1.5e-3
@@ -117,13 +122,13 @@ def train_recommender(data: Data, size: int, settings: RecommenderSettings, work
     claim_folder(work / "settings.json", told, "a training with", names, join_processes())
     torch.manual_seed(settings.seed)
     model = recommender_model(data.catalogue, size, settings).to(device)
-    batch = batches(data, settings.rows, settings.drop)
+    batch = batches(with_walks(data, settings.walks), settings.rows, settings.drop)
 
     def loss(example: nn.Module, turn: int) -> Tensor:
         return example(**{name: table.to(device) for name, table in batch(turn).items()}).loss
 
     def rank(example: nn.Module) -> dict[str, float]:
-        found = best_of_plain_search(example, data.catalogue, [items[:-1] for items in data.held], 10)
+        found = best_of_plain_search(example, data.catalogue, [items[:-1] for items in data.held], 10, settings.unseen)
         return ranking_quality(found, [items[-1] for items in data.held], len(data.catalogue), (10,))
 
     plan = Fit(
