@@ -1,6 +1,6 @@
 """Incremental detokenization, and a generation as its rounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from mmspec.core.records import Step
@@ -21,6 +21,11 @@ class Pieces:
         self.ids += ids
         return self._take(last=False)
 
+    @property
+    def context(self) -> list[int]:
+        """The ids that are decoded again with the next ones."""
+        return self.ids[self.before :]
+
     def rest(self) -> str:
         """Return the text held back, incomplete characters included."""
         return self._take(last=True)
@@ -34,6 +39,24 @@ class Pieces:
             self.before = self.shown
         self.shown = len(self.ids)
         return new[len(old) :]
+
+
+def text_pieces(tokens: Iterable[int], decode: Decode) -> Iterator[str]:
+    """Decode tokens as they arrive.
+
+    Args:
+        tokens: token ids.
+        decode: maps ids to text, such as a tokenizer's `decode`.
+
+    Yields:
+        Pieces, none of them empty, that together are the text of all tokens.
+    """
+    pieces = Pieces(decode)
+    for token in tokens:
+        if piece := pieces.push([token]):
+            yield piece
+    if piece := pieces.rest():
+        yield piece
 
 
 @dataclass(frozen=True)

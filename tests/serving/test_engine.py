@@ -10,7 +10,7 @@ import torch
 
 import mmspec
 from mmspec import Engine
-from mmspec.serving.models.pieces import text_pieces
+from mmspec.text.pieces import text_pieces
 from tests.conftest import llama
 
 PROMPT = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}

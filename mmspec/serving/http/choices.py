@@ -16,7 +16,7 @@ from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.schemas.text import TextBody
 from mmspec.serving.http.waiting import raise_failure
-from mmspec.serving.models.pieces import TextPieces
+from mmspec.text.pieces import Pieces
 from mmspec.text.settings.processors import StopStrings, end_ids
 
 SEEDS = 2**31
@@ -78,7 +78,7 @@ class TextChoice:
 
     def __init__(self, index: int, handle: RequestHandle, served: TextServed, stops: Sequence[str], max_tokens: int):
         self.index, self.handle, self.max_tokens = index, handle, max_tokens
-        self._pieces, self._cutter = TextPieces(served.pair.decode), StopCutter(stops)
+        self._pieces, self._cutter = Pieces(served.pair.decode), StopCutter(stops)
         self._ends = end_ids(served.pair.target.generation_config)
         self._read = self._told = 0  # tokens read, and characters of their text
         self._given = 0  # characters of the text that were given out
@@ -110,7 +110,7 @@ class TextChoice:
         """The text that is complete with a token, whose log-probabilities, if they are asked for, are noted."""
         for found in logprobs:
             self._entries.add(self._pieces.context, token, self._told, found)
-        piece = self._pieces.add(token)
+        piece = self._pieces.push([token])
         self._told += len(piece)
         return piece
 

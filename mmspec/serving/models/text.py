@@ -22,9 +22,9 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.serving.models.base import RequestOutput
-from mmspec.serving.models.pieces import text_pieces
 from mmspec.serving.models.rows import RowsModel, by_rows, check_greedy, check_one_row, shared_rule
 from mmspec.text.inputs.prompt import TextPrompt
+from mmspec.text.pieces import text_pieces
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
 
