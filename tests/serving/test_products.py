@@ -2,8 +2,9 @@
 
 import pytest
 
-from mmspec.core import decode
+from mmspec.core.noise import Noise
 from mmspec.core.processors.by_row import RowPipelines
+from mmspec.core.rows import rounds
 from mmspec.drafters.retrieval.host import HostSession
 from mmspec.models.slot_cache import SlotCache
 from mmspec.serving.scheduler import Scheduler
@@ -102,8 +103,8 @@ def rotated(rows, count):
 
 
 MUTANTS = {  # each part gives its rows another row's state when some leave
-    "noise": (decode, "rows_of", lambda own: lambda found, rows: own(found, rotated(rows, len(found)))),
-    "pending": (decode, "pending_rows", lambda own: lambda pending, rows: own(pending, rotated(rows, len(pending.start)))),
+    "noise": (Noise, "take_rows", lambda own: lambda self, rows: own(self, rotated(rows, len(self.seeds)))),
+    "pending": (rounds, "pending_rows", lambda own: lambda pending, rows: own(pending, rotated(rows, len(pending.start)))),
     "cache": (SlotCache, "take_rows", lambda own: lambda self, rows: own(self, range(len(rows)))),
     "processors": (RowPipelines, "take_rows", lambda own: lambda self, rows: own(self, rotated(rows, len(self.rows)))),
 }
