@@ -2,41 +2,80 @@
 
 Rows come in pairs: row b of the conditional prompts, row B + b of the unconditional ones. Both score the same draft, and their scores are
 mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that approximates p must apply it, too.
+Where rows are requests of their own, some of them may be guided: the unconditional rows of these come after all conditional ones.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import rows_of
 from mmspec.models.target import HFSession, HFTarget, RankZeroChoice
 from mmspec.utils.devices import to_device
 
 
-def twice(draft: Draft) -> Draft:
-    """`draft` for both halves of the batch, without what only rules read."""
-    return replace(
-        draft,
-        nodes=torch.cat([draft.nodes, draft.nodes]),
-        parents=torch.cat([draft.parents, draft.parents]),
-        start=torch.cat([draft.start, draft.start]),
-        q=None,
-        drift=None,
-        score=None,
-    )
+@dataclass(frozen=True)
+class PairedRows:
+    """Which of B rows are guided. In the doubled batch the unconditional rows of these come after all B rows, in their order.
+
+    Args:
+        rows: B.
+        guided: numbers of the guided rows, ascending.
+    """
+
+    rows: int
+    guided: tuple[int, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """The row of the B ones that each row of the doubled batch belongs to."""
+        return [*range(self.rows), *self.guided]
+
+    def doubled(self, part: Tensor) -> Tensor:
+        """Return `part` [B, ...] for the doubled batch."""
+        if len(self.guided) == self.rows:
+            return torch.cat([part, part])
+        return rows_of(part, self.order)
+
+    def both(self, healthy: Tensor) -> Tensor:
+        """Return which of the B rows are true, with their unconditional rows, in `healthy` [B + G] bool of the doubled batch."""
+        found = healthy[: self.rows].clone()
+        found[list(self.guided)] &= healthy[self.rows :]
+        return found
+
+    def take_rows(self, rows: Sequence[int]) -> tuple["PairedRows", list[int]]:
+        """Return these pairs of some rows, and the rows of the doubled batch that they are made of, in order."""
+        places = {row: self.rows + place for place, row in enumerate(self.guided)}
+        guided = tuple(new for new, row in enumerate(rows) if row in places)
+        return PairedRows(len(rows), guided), [*rows, *(places[rows[new]] for new in guided)]
+
+    def join_rows(self, other: "PairedRows") -> tuple["PairedRows", list[int]]:
+        """Return these pairs followed by the `other` ones, and the order of the rows of both doubled batches, one after the other."""
+        mine, theirs = self.rows + len(self.guided), other.rows + len(other.guided)
+        order = [*range(self.rows), *range(mine, mine + other.rows), *range(self.rows, mine), *range(mine + other.rows, mine + theirs)]
+        return PairedRows(self.rows + other.rows, (*self.guided, *(self.rows + row for row in other.guided))), order
 
 
-def twice_verdict(verdict: Verdict) -> Verdict:
-    """`verdict` for both halves of the batch, without its meters."""
+def twice(draft: Draft, pairs: PairedRows) -> Draft:
+    """`draft` for the doubled batch, without what only rules read."""
+    nodes, parents, start = (pairs.doubled(part) for part in (draft.nodes, draft.parents, draft.start))
+    return replace(draft, nodes=nodes, parents=parents, start=start, q=None, drift=None, score=None)
+
+
+def twice_verdict(verdict: Verdict, pairs: PairedRows) -> Verdict:
+    """`verdict` for the doubled batch, without its meters."""
     keep, values, count, accepted, judged = (
-        torch.cat([part, part]) for part in (verdict.keep, verdict.values, verdict.count, verdict.accepted, verdict.judged)
+        pairs.doubled(part) for part in (verdict.keep, verdict.values, verdict.count, verdict.accepted, verdict.judged)
     )
-    return Verdict(keep, values, count, twice(verdict.pending), accepted, judged)
+    return Verdict(keep, values, count, twice(verdict.pending, pairs), accepted, judged)
 
 
 @dataclass(frozen=True)
@@ -67,13 +106,64 @@ class Guided(Pipeline):
 
 
 @dataclass(frozen=True)
-class Pairs:
-    """A target over pairs of prompts with `Guided` processors; it has B rows for the loop. ValueError for other processors."""
+class GuidedRows(RowPipelines):
+    """A pipeline for every row, of which G of B are guided: scores [B + G, N, V] of the doubled batch become [B, N, V].
 
-    doubled: HFTarget  # over 2B rows
+    Args:
+        rows: a pipeline for each of the B rows, `Guided` by a number where the row is guided; then None for each unconditional row.
+    """
+
+    rows: tuple[Pipeline | None, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    @staticmethod
+    def of(pipelines: Sequence[Pipeline]) -> "GuidedRows":
+        """Make the processors of B rows, each with its own pipeline, `Guided` or not."""
+        return GuidedRows((*pipelines, *(None for own in pipelines if isinstance(own, Guided))))
+
+    idle = False  # pyright: ignore[reportAssignmentType]
+    shared = None  # pyright: ignore[reportAssignmentType]
+
+    @cached_property
+    def pairs(self) -> PairedRows:
+        """The rows that are guided."""
+        own = [each for each in self.rows if each is not None]
+        return PairedRows(len(own), tuple(row for row, each in enumerate(own) if isinstance(each, Guided)))
+
+    @cached_property
+    def mixed(self) -> RowPipelines:
+        """The pipelines of the B rows, behind guidance."""
+        return RowPipelines(tuple(Pipeline(own.steps) for own in self.rows if own is not None))
+
+    @property
+    def reads_paths(self) -> bool:
+        """True if a processor of any row reads more of a history than positions."""
+        return self.mixed.reads_paths
+
+    @property
+    def repairs(self) -> bool:
+        """True if the processors of all rows replace NaN and infinities."""
+        return self.mixed.repairs
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        rows, guided = self.pairs.rows, list(self.pairs.guided)
+        cond, uncond = scores[:rows], scores[rows:]
+        if guided:
+            scales: Any = [self.rows[row].scale for row in guided]  # type: ignore[union-attr]
+            cond = cond.index_copy(0, to_device(guided, cond.device), Guided((), scales).mix(cond[guided], uncond))
+        return self.mixed(cond, history.rows(rows))
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A target over pairs of prompts with `Guided` processors, or over some pairs with `GuidedRows`; it has B rows for the loop.
+
+    ValueError for other processors.
+    """
+
+    doubled: HFTarget  # over B + G rows
 
     def __post_init__(self):
-        if not isinstance(self.doubled.processors, Guided):
+        if not isinstance(self.doubled.processors, Guided | GuidedRows):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
     def capture(self, reserve: int) -> "Pairs":
@@ -87,18 +177,25 @@ class Pairs:
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.
 
-        `prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same.
+        `prompt` holds B + G rows, conditional ones first. The last prompt value of both rows of a pair must be the same.
         """
         session, pending = self.doubled.begin(prompt)
-        rows = len(pending.start) // 2
-        return PairedSession(session), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
+        found: Any = self.doubled.processors
+        count = len(pending.start) // 2
+        pairs = found.pairs if isinstance(found, GuidedRows) else PairedRows(count, tuple(range(count)))
+        return PairedSession(session, pairs), Draft.root(pending.nodes[: pairs.rows, 0], pending.start[: pairs.rows])
 
 
 class PairedSession:
-    """One generation over pairs of rows."""
+    """One generation over rows of which some or all are pairs.
 
-    def __init__(self, doubled: HFSession):
-        self.doubled = doubled
+    Args:
+        doubled: the session of the doubled batch.
+        pairs: the rows that are guided.
+    """
+
+    def __init__(self, doubled: HFSession, pairs: PairedRows):
+        self.doubled, self.pairs = doubled, pairs
 
     @property
     def scored(self) -> int:
@@ -106,10 +203,37 @@ class PairedSession:
         return self.doubled.scored
 
     def score(self, draft: Draft) -> Scored:
-        """One forward of both halves. Hidden states, if requested, are those of all 2B rows."""
-        scored = self.doubled.score(twice(draft))
+        """One forward of all rows. Hidden states, if requested, are those of the doubled batch."""
+        scored = self.doubled.score(twice(draft, self.pairs))
         assert scored.healthy is not None
-        return replace(scored, healthy=scored.healthy.view(2, -1).all(0))
+        return replace(scored, healthy=self.pairs.both(scored.healthy))
 
     def commit(self, keep: Tensor, most: int) -> None:
-        self.doubled.commit(torch.cat([keep, keep]), most)
+        self.doubled.commit(self.pairs.doubled(keep), most)
+
+    @property
+    def joinable(self) -> bool:
+        """True once the prompts are cached; see `core.rows.changes.ChangesRows`. ValueError without `GuidedRows`."""
+        if not isinstance(self.doubled.target.processors, GuidedRows):
+            raise ValueError("guidance has one scale for the whole batch, so that rows cannot join: give every row its own")
+        return self.doubled.joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.pairs, own = self.pairs.take_rows(rows)
+        self.doubled.take_rows(own)
+
+    def join_rows(self, other: "PairedSession") -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.pairs, order = self.pairs.join_rows(other.pairs)
+        self.doubled.join_rows(other.doubled)
+        self.doubled.take_rows(order)
+
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompts that have not been run."""
+        return self.doubled.waiting
+
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompts; see `core.rows.changes.RunsPrompt`."""
+        return self.doubled.prefill(columns)

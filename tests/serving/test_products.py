@@ -14,7 +14,7 @@ from tests.drafters.sources import GROWN, NAMED, OWN_FORM, World
 from tests.serving.traffic import Asked, scheduler_for, serve
 
 FIXED = {  # what keeps states of the whole batch
-    *("name jacobi", "name lookahead", "jacobi-uniform", "jacobi-drawn", "lookahead", "lookahead-drawn"),
+    *("name lookahead", "lookahead", "lookahead-drawn"),
     *("cascade", "cascade-of-the-target", "relay", "relay-of-models"),
 }
 TREES = dict(zip(GROWN, [NAMED[list(NAMED)[place % len(NAMED)]] for place in range(len(GROWN))], strict=True))

@@ -1,7 +1,7 @@
 """A pipeline for every row: requests of different settings in one generation."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -88,11 +88,11 @@ class RowPipelines:
 
     def take_rows(self, rows: Sequence[int]) -> "RowPipelines":
         """Return the pipelines of some rows."""
-        return RowPipelines(tuple(self.rows[row] for row in rows))
+        return replace(self, rows=tuple(self.rows[row] for row in rows))
 
     def join_rows(self, other: "RowPipelines") -> "RowPipelines":
         """Return these pipelines followed by the `other` ones."""
-        return RowPipelines((*self.rows, *other.rows))
+        return replace(self, rows=(*self.rows, *other.rows))
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         if self.shared is not None:

@@ -27,7 +27,8 @@ from mmspec.models.target import HFTarget
 from mmspec.run.shapes import draw_for
 from mmspec.vision.codes.shared_layers import SharedLayers
 from mmspec.vision.families import image_model
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 
 
 def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
@@ -128,8 +129,6 @@ class AssistedWindow:
 class AssistedWindowSession(ModelSession):
     """Drafting session of a Jacobi window and a smaller model."""
 
-    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
-
     def __init__(self, session: TargetSession, window: WindowSession):
         super().__init__(session, FarEnd(window))
         self.window = window
@@ -140,6 +139,23 @@ class AssistedWindowSession(ModelSession):
         self.window.observe(draft, scored, verdict, committed)
         shape: Any = self.shape
         shape.known = draft.size - draft.roots - max(committed.accepted)  # rows with fewer draft tokens are near the end of their picture
+
+    @property
+    def joinable(self) -> bool:
+        """True once the model has run its prompt and the window has seen a round; see `core.rows.changes.ChangesRows`."""
+        return super().joinable and self.window.joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        self.window.take_rows(rows)
+
+    def join_rows(self, other: "AssistedWindowSession") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        super().join_rows(other)
+        self.window.join_rows(other.window)
+        shape, theirs = self.shape, other.shape
+        shape.known = min(shape.known, theirs.known)  # type: ignore[union-attr]  # of all rows
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         shape: Any = self.shape
