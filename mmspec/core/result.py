@@ -36,6 +36,20 @@ class Generation(Result):
         """Same as `tokens`; the name in transformers."""
         return self.tokens
 
+    @staticmethod
+    def of_row(values: Sequence[Any], stats: Stats, device: torch.device) -> "Generation":
+        """Return the result of a single row.
+
+        Args:
+            values: what it committed.
+            stats: its statistics.
+            device: device of the result.
+
+        Returns:
+            `tokens` [1, S, *value], `lengths` LongTensor [1] and `stats`.
+        """
+        return Generation(_joined(values, device)[None], torch.tensor([len(values)], device=device), stats)
+
 
 def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pad: int = 0) -> Generation:
     """Collect what has been committed so far.

@@ -10,7 +10,7 @@ from typing import Any
 from mmspec.core.stats import Stats
 from mmspec.jobs.text_rows import continued, joinable_model
 from mmspec.loading.text import Pair
-from mmspec.serving.text_model import TextModel, TextOptions, TextWork
+from mmspec.serving.models.text import TextModel, TextOptions, TextWork
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 

@@ -9,8 +9,8 @@ from mmspec.core.decode import OnStep
 from mmspec.loading.text import Pair
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.models.text import TextModel, TextWork
 from mmspec.serving.scheduler import Scheduler
-from mmspec.serving.text_model import TextModel, TextWork
 
 _PIECE = 2048  # columns of prompts that are run between two rounds: nobody waits for a single token of a job
 
@@ -54,7 +54,7 @@ def continued(model: TextModel, works: Iterator[TextWork], rows: int, on_step: O
     def take(most: int | None) -> RequestHandle | None:
         if not read:
             read.extend(work for work in [next(works, None)] if work is not None)
-        if not read or (most is not None and len(read[0].ids) > most):
+        if not read or (most is not None and read[0].columns > most):
             return None
         pending.append(RequestHandle(read.popleft(), 0, model.rule.exactness))
         return pending[-1]

@@ -2,7 +2,6 @@
 
 import heapq
 import queue
-from collections.abc import Mapping, Sequence
 from itertools import count
 from threading import Condition, Thread
 from time import monotonic
@@ -11,16 +10,15 @@ from typing import Any
 import torch
 
 from mmspec.core.control import Control
-from mmspec.core.processors.history import Processor
 from mmspec.core.rules.base import Accept
-from mmspec.core.stopping import Stop
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.models.base import request_options
+from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import EngineCounts, Scheduler
-from mmspec.serving.text_model import TextModel, TextOptions
 
 
 class Engine:
@@ -65,7 +63,7 @@ class Engine:
         if draft_length == 0:
             drafter = None
         request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)
-        self.model = TextModel.of(target, request, max_length)
+        self.model = engine_model(target, request, max_length)
         self.max_queue = max_queue
         self._waiting: list[tuple[int, int, RequestHandle]] = []  # a heap: largest priority first, then in order of arrival
         self._numbers = count()
@@ -76,32 +74,14 @@ class Engine:
         self._thread = Thread(target=self._serve, name="mmspec-engine", daemon=True)
         self._thread.start()
 
-    def submit(
-        self,
-        inputs: Mapping[str, Any],
-        *,
-        seed: int = 0,
-        temperature: float = 0.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
-        repetition_penalty: float | None = None,
-        max_new_tokens: int = 128,
-        processors: Sequence[Processor] = (),
-        stops: Sequence[Stop] = (),
-        logprobs: int | None = None,
-        priority: int = 0,
-        wait: float | None = 0.0,
-    ) -> RequestHandle:
+    def submit(self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, **options: Any) -> RequestHandle:
         """Submit a request. Safe under threads.
 
         Args:
             inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding.
-            seed, temperature, top_k, top_p, repetition_penalty, max_new_tokens, processors, stops: as in `mmspec.text.generate`, for one
-                row.
-            logprobs: keep the log-probability of every token, and those of this many most likely tokens beside it, in `handle.logprobs`.
-                They are of the distribution that the token was drawn from; at temperature 0 of that before the temperature.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
+            options: those of the request: `serving.models.text.TextOptions`.
 
         Returns:
             The handle.
@@ -112,9 +92,8 @@ class Engine:
             RuntimeError: if the engine is closed, or its thread has ended.
         """
         check(priority=priority)
-        options = TextOptions(max_new_tokens, seed, temperature, top_k, top_p, repetition_penalty, processors, stops, logprobs)
         with torch.no_grad():
-            work = self.model.read(inputs, options)
+            work = self.model.read(inputs, request_options(self.model.options, options))
         handle = RequestHandle(work, priority, self.model.rule.exactness)
         until = None if wait is None else monotonic() + wait
         with self._changed:
@@ -191,7 +170,7 @@ class Engine:
         """The request that starts next, if its prompt has at most `most` tokens."""
         with self._changed:
             self._drop_cancelled()
-            if not self._waiting or (most is not None and len(self._waiting[0][2].work.ids) > most):
+            if not self._waiting or (most is not None and self._waiting[0][2].work.columns > most):
                 return None
             self._changed.notify_all()
             return heapq.heappop(self._waiting)[2]

@@ -7,14 +7,10 @@ from threading import Condition
 from time import monotonic
 from typing import Any
 
-import torch
-
 from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.records import Committed, Step
-from mmspec.core.result import Generation
 from mmspec.core.stats import Stats
-from mmspec.serving.pieces import text_pieces
-from mmspec.serving.text_model import TextWork
+from mmspec.serving.models.base import EngineWork
 
 
 class RequestHandle:
@@ -26,11 +22,13 @@ class RequestHandle:
         exactness: of the engine's accept rule.
     """
 
-    def __init__(self, work: TextWork, priority: int, exactness: str):
+    def __init__(self, work: EngineWork, priority: int, exactness: str):
         self.work, self.priority = work, priority
         self.stats = Stats(exactness=exactness)
         self.cancelled = False  # asked for; the row leaves before the next round
-        self._tokens: list[int] = []
+        self._output = work.output()
+        self._tokens: list[Any] = []
+        self._pieces: list[Any] = []  # what `stream` yields
         self._logprobs: list[TokenLogprob] = []  # as many as tokens where they are asked for
         self._seen = 0  # tokens of the run under way, which may be a second one
         self._state = Condition()
@@ -51,8 +49,8 @@ class RequestHandle:
         return self._latency
 
     @property
-    def tokens(self) -> list[int]:
-        """The tokens committed so far."""
+    def tokens(self) -> list[Any]:
+        """The tokens committed so far: ids, or frames of ids."""
         with self._state:
             return list(self._tokens)
 
@@ -77,15 +75,15 @@ class RequestHandle:
             self._watchers.append(changed)
         changed()
 
-    def result(self, timeout: float | None = None) -> Generation:
+    def result(self, timeout: float | None = None) -> Any:
         """Wait for the end of the request.
 
         Args:
             timeout: seconds to wait; None for no limit.
 
         Returns:
-            `tokens` LongTensor [1, S], `lengths` LongTensor [1] and the request's own `stats`, as `mmspec.text.generate` returns them for
-            the prompt alone. The seconds of `stats` are those of the rounds that it took part in.
+            What the modality's own call returns for this request alone, such as `mmspec.text.generate`: `tokens`, `lengths` and the
+            request's own `stats`. The seconds of `stats` are those of the rounds that it took part in.
 
         Raises:
             TimeoutError: if it has not ended by then.
@@ -97,32 +95,30 @@ class RequestHandle:
                 raise TimeoutError(f"the request has not ended after {timeout} s")
         if self._error is not None:
             raise self._error
-        device = self.work.ids.device
-        tokens = torch.tensor([self._tokens], dtype=torch.long, device=device)
-        return Generation(tokens, torch.tensor([len(self._tokens)], device=device), self.stats)
+        return self._output.result(self._tokens, self.stats)
 
     def stream(self, decode: Callable[[list[int]], str] | None = None) -> Iterator[Any]:
-        """Iterate over what is committed, from the first token on, as it comes.
+        """Return an iterator over what is committed, from the first token on, as it comes.
 
         Args:
             decode: maps ids to text, such as a tokenizer's `decode`. Then pieces of text are yielded, which end between characters.
 
-        Yields:
-            Token ids, or text.
+        Returns:
+            An iterator over token ids, or over pieces of text.
 
         Raises:
+            ValueError: for `decode` where the tokens are no text.
             concurrent.futures.CancelledError: after the last token, if the request was cancelled.
             Exception: after the last token, what ended the request.
         """
-        tokens = self._each()
-        yield from tokens if decode is None else text_pieces(tokens, decode)
+        return self._output.stream(self._each(), decode)
 
-    def _each(self) -> Iterator[int]:
+    def _each(self) -> Iterator[Any]:
         place = 0
         while True:
             with self._state:
-                self._state.wait_for(lambda: self._ended or len(self._tokens) > place)  # noqa: B023
-                new = self._tokens[place:]
+                self._state.wait_for(lambda: self._ended or len(self._pieces) > place)  # noqa: B023
+                new = self._pieces[place:]
             yield from new
             place += len(new)
             if not new:
@@ -141,10 +137,12 @@ class RequestHandle:
         """
         values = step.committed.values[row]
         own = replace(step, committed=_row_of(step.committed, row))
+        new = max(0, len(self._tokens) - self._seen)
+        pieces = self._output.add(values[new:], step.committed.ended[row])
         with self._state:
             self.stats.add(own)
-            new = max(0, len(self._tokens) - self._seen)
             self._tokens += values[new:]
+            self._pieces += pieces
             self._logprobs += [] if step.logprobs is None else step.logprobs[row][new:]
             self._seen += len(values)
             self._state.notify_all()

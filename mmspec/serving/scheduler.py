@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from mmspec.core.control import ControlSession
 from mmspec.core.decode import OnStep, Rounds
 from mmspec.core.records import Step
+from mmspec.core.rows.changes import RunsPrompt
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.text_model import TextModel
+from mmspec.serving.models.base import EngineModel
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Scheduler:
     """
 
     def __init__(
-        self, model: TextModel, max_rows: int, piece: int, take: Callable[[int | None], RequestHandle | None], on_step: OnStep = None
+        self, model: EngineModel, max_rows: int, piece: int, take: Callable[[int | None], RequestHandle | None], on_step: OnStep = None
     ):
         self.model, self.max_rows, self.piece, self.take, self.on_step = model, max_rows, piece, take, on_step
         self.counts = EngineCounts()
@@ -141,7 +142,7 @@ class Scheduler:
             handle = self.take(None if not found else self.piece // (len(found) + 1))
             if handle is None:
                 break
-            longest = max(longest, len(handle.work.ids))
+            longest = max(longest, handle.work.columns)
             found.append(handle)
             if longest * (len(found) + 1) > self.piece:
                 break
@@ -159,16 +160,14 @@ class Scheduler:
     def _advance(self) -> bool:
         """Run a piece of the starting requests' prompts, or one of their first rounds. True where they can join."""
         assert self.starting is not None
-        part, session = self.starting, self.starting.rounds.session
+        part, session = self.starting, cast(RunsPrompt, self.starting.rounds.session)
+        rest = session.waiting
         if not part.read:
-            before = session.bound  # type: ignore[attr-defined]
-            part.read = session.prefill(self.piece)  # type: ignore[attr-defined]
-            done = session.bound - before  # type: ignore[attr-defined]
+            part.read = session.prefill(self.piece)
+            done, rest = rest - session.waiting, session.waiting
             self._count(done * len(part.handles), int(done > 0))
             if not part.read or done:
                 return False
-        first = session.context is not None  # type: ignore[attr-defined]
-        rest = session.context[0].shape[1] - session.bound if first else 0  # type: ignore[attr-defined]
         step = part.rounds.run()
         self._take_in(part, step, rest)
         return part.rounds.open and part.rounds.joinable

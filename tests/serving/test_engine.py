@@ -10,7 +10,7 @@ import torch
 
 import mmspec
 from mmspec import Engine
-from mmspec.serving.pieces import text_pieces
+from mmspec.serving.models.pieces import text_pieces
 from tests.conftest import llama
 
 PROMPT = {"input_ids": torch.tensor([[5, 6, 7, 5, 6]])}
@@ -239,3 +239,11 @@ def test_models_that_read_more_than_one_text_are_refused():
     sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 30, "decoder_start_token_id": 0}
     with pytest.raises(ValueError, match="T5ForConditionalGeneration reads more than one text"):
         Engine(T5ForConditionalGeneration(T5Config(**sizes)).eval())
+
+
+def test_an_option_that_the_modality_does_not_read_is_refused_by_name(model):
+    with (
+        Engine(model) as engine,
+        pytest.raises(ValueError, match="voice is no option of this engine's requests; valid: max_new_tokens"),
+    ):
+        engine.submit(PROMPT, voice="theo")

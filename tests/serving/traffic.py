@@ -10,8 +10,8 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.models.text import TextModel, TextOptions
 from mmspec.serving.scheduler import Scheduler
-from mmspec.serving.text_model import TextModel, TextOptions
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def scheduler_for(model: Any, drafter: Any = None, max_rows: int = 8, piece: int
     waiting: deque[RequestHandle] = deque()
 
     def take(most: int | None) -> RequestHandle | None:
-        return waiting.popleft() if waiting and (most is None or len(waiting[0].work.ids) <= most) else None
+        return waiting.popleft() if waiting and (most is None or waiting[0].work.columns <= most) else None
 
     request = Request.of(drafter=drafter, **shared)
     return Scheduler(TextModel.of(model, request, None), max_rows, piece, take), waiting

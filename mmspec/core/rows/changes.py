@@ -48,6 +48,26 @@ class KeepsRoots(Protocol):
         ...
 
 
+class RunsPrompt(Protocol):
+    """A target's session whose prompt can be run piece by piece before the first round."""
+
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompt that have not been run."""
+        ...
+
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompt. What remains is run with the first draft.
+
+        Args:
+            columns: columns to run, at least 1.
+
+        Returns:
+            True if nothing is left to run before the first round.
+        """
+        ...
+
+
 class RowState:
     """Base of what keeps its state by row in attributes; see `ChangesRows`.
 

@@ -97,6 +97,11 @@ class SessionRows:
                 "use mmspec.text.generate"
             )
 
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompt that have not been run."""
+        return 0 if self.context is None else self.context[0].shape[1] - self.bound  # type: ignore[attr-defined]
+
     @torch.no_grad()
     def prefill(self, columns: int) -> bool:
         """Run a piece of the prompt, before the first round. What remains is run with the first draft.

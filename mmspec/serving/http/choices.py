@@ -16,7 +16,7 @@ from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.schemas.text import TextBody
 from mmspec.serving.http.waiting import raise_failure
-from mmspec.serving.pieces import TextPieces
+from mmspec.serving.models.pieces import TextPieces
 from mmspec.text.settings.processors import StopStrings, end_ids
 
 SEEDS = 2**31

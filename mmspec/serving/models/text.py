@@ -1,8 +1,8 @@
 """A text model in an engine: what all requests share, and what is read of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
+from mmspec.serving.models.base import RequestOutput
+from mmspec.serving.models.pieces import text_pieces
 from mmspec.text.inputs.prompt import TextPrompt
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
@@ -45,7 +47,8 @@ class TextOptions:
         temperature, top_k, top_p, repetition_penalty: how the distribution is formed.
         processors: further distribution processors.
         stops: functions of (0, ids committed so far) that return True where the request should end.
-        logprobs: report the log-probability of every token, and those of this many most likely tokens beside it; None reports none.
+        logprobs: keep the log-probability of every token, and those of this many most likely tokens beside it, in `handle.logprobs`. They
+            are of the distribution that the token was drawn from; at temperature 0 of that before the temperature. None keeps none.
     """
 
     max_new_tokens: int = 128
@@ -73,6 +76,23 @@ class TextWork:
     pipeline: Pipeline
     options: TextOptions
 
+    @property
+    def columns(self) -> int:
+        """Tokens of its prompt."""
+        return len(self.ids)
+
+    def output(self) -> RequestOutput:
+        """Return what takes in its tokens."""
+        return TextOutput(self.ids.device)
+
+
+class TextOutput(RequestOutput):
+    """The tokens of a text."""
+
+    def stream(self, pieces: Iterator[Any], decode: Callable[[list[int]], str] | None) -> Iterator[Any]:
+        """Return an iterator over tokens, or over pieces of their text; see `RequestOutput.stream`."""
+        return pieces if decode is None else text_pieces(pieces, decode)
+
 
 @dataclass(frozen=True)
 class TextModel:
@@ -88,6 +108,7 @@ class TextModel:
         max_length: most tokens of a prompt and its output; None for the model's positions.
     """
 
+    options: ClassVar[type] = TextOptions
     model: Any
     family: Any
     request: Request

@@ -1,0 +1,152 @@
+"""What an engine needs of a model, of a request to it, and of what is made of a request's tokens."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from typing import Any, ClassVar, Protocol, TypeVar
+
+import torch
+
+from mmspec.core.accept_rule import AcceptRule
+from mmspec.core.control import Control
+from mmspec.core.decode import Rounds
+from mmspec.core.result import Generation
+from mmspec.core.stats import Stats
+
+Options = TypeVar("Options")
+
+
+class RequestOutput:
+    """What is made of the tokens of one request: here the tokens themselves.
+
+    Args:
+        device: device of the result.
+    """
+
+    def __init__(self, device: torch.device):
+        self.device = device
+
+    def add(self, values: Sequence[Any], ended: bool) -> Sequence[Any]:
+        """Take in what a round committed; called in the engine's thread.
+
+        Args:
+            values: tokens, none of them for a second time.
+            ended: True with the last ones.
+
+        Returns:
+            What `RequestHandle.stream` yields of them.
+        """
+        return values
+
+    def stream(self, pieces: Iterator[Any], decode: Callable[[list[int]], str] | None) -> Iterator[Any]:
+        """Return what `RequestHandle.stream` iterates over.
+
+        Args:
+            pieces: what `add` has returned, as it comes.
+            decode: maps ids to text.
+
+        Returns:
+            The iterator.
+
+        Raises:
+            ValueError: for `decode`, if the tokens are no text.
+        """
+        if decode is not None:
+            raise ValueError("decode is for text, which this model does not generate: leave it out")
+        return pieces
+
+    def result(self, tokens: Sequence[Any], stats: Stats) -> Any:
+        """Return the result of the request, as the modality's own call does for it alone.
+
+        Args:
+            tokens: everything that was committed.
+            stats: the request's own.
+
+        Returns:
+            Here `tokens` [1, S, *value], their `lengths` and `stats`.
+        """
+        return Generation.of_row(tokens, stats, self.device)
+
+
+class EngineWork(Protocol):
+    """One request, checked."""
+
+    @property
+    def columns(self) -> int:
+        """Columns of its prompt, by which it is decided which requests start together."""
+        ...
+
+    def output(self) -> RequestOutput:
+        """Return what takes in its tokens."""
+        ...
+
+
+class EngineModel(Protocol):
+    """A target and a drafter that serve many requests of one modality.
+
+    Attributes:
+        options: the class of the options of a request, a frozen dataclass.
+    """
+
+    options: ClassVar[type]
+
+    @property
+    def rule(self) -> AcceptRule:
+        """The accept rule; token-exact, so that requests do not depend on those beside them."""
+        ...
+
+    @property
+    def control(self) -> Control:
+        """Chooses draft lengths."""
+        ...
+
+    @property
+    def max_length(self) -> int | None:
+        """Most tokens of a prompt and its output; None for no bound."""
+        ...
+
+    def read(self, inputs: Any, options: Any) -> EngineWork:
+        """Check a request.
+
+        Args:
+            inputs: what is generated from, as the modality's own call takes it for one row.
+            options: an instance of the class `options`.
+
+        Returns:
+            The request, checked.
+
+        Raises:
+            ValueError: for invalid arguments, in one line.
+        """
+        ...
+
+    def open(self, works: Sequence[Any], control: Control | None = None) -> Rounds:
+        """Open a generation of some requests, one a row, whose rows can join that of others.
+
+        Args:
+            works: the requests.
+            control: chooses draft lengths; by default those of the rounds before the rows join others.
+
+        Returns:
+            The generation, whose target's session is `core.rows.changes.RunsPrompt`. Nothing has run yet.
+        """
+        ...
+
+
+def request_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
+    """Return the options of a request.
+
+    Args:
+        kind: the class of the options.
+        given: options by name.
+
+    Returns:
+        An instance of `kind`.
+
+    Raises:
+        ValueError: for a name that is no option of these requests.
+    """
+    known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"{name} is no option of this engine's requests; valid: {', '.join(known)}")
+    return kind(**given)
