@@ -21,7 +21,7 @@ from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
 from mmspec.vision.families.llamagen import T5Captions
 from mmspec.vision.families.prompts import ImagePrompt
-from mmspec.vision.generation import default_method
+from mmspec.vision.plan import default_method
 
 MINIS = ("mini", "vision", "vision-fashion")
 CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}

@@ -45,6 +45,11 @@ class PairedRows:
             return torch.cat([part, part])
         return rows_of(part, self.order)
 
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The unconditional row of each guided one, in the doubled batch."""
+        return {row: self.rows + place for place, row in enumerate(self.guided)}
+
     def both(self, healthy: Tensor) -> Tensor:
         """Return which of the B rows are true, with their unconditional rows, in `healthy` [B + G] bool of the doubled batch."""
         found = healthy[: self.rows].clone()
@@ -53,9 +58,8 @@ class PairedRows:
 
     def take_rows(self, rows: Sequence[int]) -> tuple["PairedRows", list[int]]:
         """Return these pairs of some rows, and the rows of the doubled batch that they are made of, in order."""
-        places = {row: self.rows + place for place, row in enumerate(self.guided)}
-        guided = tuple(new for new, row in enumerate(rows) if row in places)
-        return PairedRows(len(rows), guided), [*rows, *(places[rows[new]] for new in guided)]
+        guided = tuple(new for new, row in enumerate(rows) if row in self.places)
+        return PairedRows(len(rows), guided), [*rows, *(self.places[rows[new]] for new in guided)]
 
     def join_rows(self, other: "PairedRows") -> tuple["PairedRows", list[int]]:
         """Return these pairs followed by the `other` ones, and the order of the rows of both doubled batches, one after the other."""
@@ -107,7 +111,7 @@ class Guided(Pipeline):
 
 @dataclass(frozen=True)
 class GuidedRows(RowPipelines):
-    """A pipeline for every row, of which G of B are guided: scores [B + G, N, V] of the doubled batch become [B, N, V].
+    """A pipeline for every row, of which G of B are guided: scores [B + G, N, *value] of the doubled batch become [B, N, *value].
 
     Args:
         rows: a pipeline for each of the B rows, `Guided` by a number where the row is guided; then None for each unconditional row.
@@ -115,42 +119,43 @@ class GuidedRows(RowPipelines):
 
     rows: tuple[Pipeline | None, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
 
+    idle = False  # pyright: ignore[reportAssignmentType]
+
     @staticmethod
     def of(pipelines: Sequence[Pipeline]) -> "GuidedRows":
         """Make the processors of B rows, each with its own pipeline, `Guided` or not."""
         return GuidedRows((*pipelines, *(None for own in pipelines if isinstance(own, Guided))))
 
-    idle = False  # pyright: ignore[reportAssignmentType]
-    shared = None  # pyright: ignore[reportAssignmentType]
+    @cached_property
+    def own(self) -> RowPipelines:
+        """The pipelines of the B rows."""
+        return RowPipelines(tuple(each for each in self.rows if each is not None))
 
     @cached_property
     def pairs(self) -> PairedRows:
         """The rows that are guided."""
-        own = [each for each in self.rows if each is not None]
-        return PairedRows(len(own), tuple(row for row, each in enumerate(own) if isinstance(each, Guided)))
+        guided = [row for row, each in enumerate(self.own.rows) if isinstance(each, Guided)]
+        return PairedRows(len(self.own.rows), tuple(guided))
 
-    @cached_property
-    def mixed(self) -> RowPipelines:
-        """The pipelines of the B rows, behind guidance."""
-        return RowPipelines(tuple(Pipeline(own.steps) for own in self.rows if own is not None))
+    @property
+    def groups(self) -> list[tuple[Pipeline, list[int]]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Different pipelines, each with its rows of the B ones."""
+        return self.own.groups
 
     @property
     def reads_paths(self) -> bool:
         """True if a processor of any row reads more of a history than positions."""
-        return self.mixed.reads_paths
+        return self.own.reads_paths
 
     @property
     def repairs(self) -> bool:
         """True if the processors of all rows replace NaN and infinities."""
-        return self.mixed.repairs
+        return self.own.repairs
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        rows, guided = self.pairs.rows, list(self.pairs.guided)
-        cond, uncond = scores[:rows], scores[rows:]
-        if guided:
-            scales: Any = [self.rows[row].scale for row in guided]  # type: ignore[union-attr]
-            cond = cond.index_copy(0, to_device(guided, cond.device), Guided((), scales).mix(cond[guided], uncond))
-        return self.mixed(cond, history.rows(rows))
+    def scored(self, members: list[int]) -> list[int]:
+        """Return the rows of scores that some rows are made of: their own, and the unconditional ones of those that are guided."""
+        places = self.pairs.places
+        return [*members, *(places[row] for row in members if row in places)]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import request_options
+from mmspec.serving.models.base import named
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import EngineCounts, Scheduler
 
@@ -58,12 +58,13 @@ class Engine:
         max_length: int | None = None,
         max_queue: int = 256,
         piece: int = 256,
+        **settings: Any,
     ):
         check(max_rows=max_rows, max_queue=max_queue, piece=piece, max_length=max_length)
         if draft_length == 0:
             drafter = None
         request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)
-        self.model = engine_model(target, request, max_length)
+        self.model = engine_model(target, request, max_length, settings)
         self.max_queue = max_queue
         self._waiting: list[tuple[int, int, RequestHandle]] = []  # a heap: largest priority first, then in order of arrival
         self._numbers = count()
@@ -93,7 +94,7 @@ class Engine:
         """
         check(priority=priority)
         with torch.no_grad():
-            work = self.model.read(inputs, request_options(self.model.options, options))
+            work = self.model.read(inputs, named(self.model.options, options, "option of this engine's requests"))
         handle = RequestHandle(work, priority, self.model.rule.exactness)
         until = None if wait is None else monotonic() + wait
         with self._changed:

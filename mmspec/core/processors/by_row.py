@@ -1,6 +1,6 @@
 """A pipeline for every row: requests of different settings in one generation."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -10,6 +10,9 @@ from torch import Tensor
 from mmspec.core.processors.history import History, Processor
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.reported import ReportedScores, ReportingPipeline
+
+Form = Callable[[Pipeline, Tensor, History], Tensor]
+"""Maps a pipeline, scores [R, N, *value] and the history of their nodes to processed scores."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class RowPipelines:
     @property
     def silent(self) -> "RowPipelines":
         """These pipelines, of which none is reported."""
-        return RowPipelines(tuple(Pipeline(own.steps) if isinstance(own, ReportingPipeline) else own for own in self.rows))
+        return replace(self, rows=tuple(Pipeline(own.steps) if isinstance(own, ReportingPipeline) else own for own in self.rows))
 
     def report(self, scores: Tensor, history: History) -> ReportedScores | None:
         """Return the scores that are reported.
@@ -94,11 +97,33 @@ class RowPipelines:
         """Return these pipelines followed by the `other` ones."""
         return replace(self, rows=(*self.rows, *other.rows))
 
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
+    def by_group(self, scores: Tensor, history: History, form: Form) -> Tensor:
+        """Form the scores of every group of equal pipelines, and put them in the order of the rows.
+
+        Args:
+            scores: raw scores of all rows [S, N, *value]; see `scored`.
+            history: the paths of their nodes.
+            form: maps a pipeline, scores and history of its rows to scores [B, N, *value].
+
+        Returns:
+            Scores [B, N, *value]. Values that the scores of a group lack, at the end, have none.
+        """
         if self.shared is not None:
-            return self.shared(scores, history)
-        found = torch.empty_like(scores)
+            return form(self.shared, scores, history)
+        found = []
         for own, members in self.groups:
-            rows = torch.tensor(members, device=scores.device)
-            found[rows] = scores[rows] if own.idle else own(scores[rows], history.of_rows(rows)).to(found.dtype)
-        return found
+            rows = torch.tensor(self.scored(members), device=scores.device)
+            found.append(form(own, scores[rows], history.of_rows(rows)).to(scores.dtype))
+        most = max(part.shape[-1] for part in found)
+        count = sum(len(members) for _, members in self.groups)
+        joined = scores.new_full((count, *found[0].shape[1:-1], most), -torch.inf)
+        for part, (_, members) in zip(found, self.groups, strict=True):
+            joined[members, ..., : part.shape[-1]] = part
+        return joined
+
+    def scored(self, members: list[int]) -> list[int]:
+        """Return the rows of scores that some rows are made of: their own."""
+        return members
+
+    def __call__(self, scores: Tensor, history: History) -> Tensor:
+        return self.by_group(scores, history, lambda own, scores, history: own(scores, history))

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.raster import Raster
 from mmspec.core.protocols import Drafter, TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
@@ -22,7 +21,7 @@ from mmspec.drafters.jacobi.couplers import target_noise
 from mmspec.drafters.jacobi.windows import Window, WindowSession
 from mmspec.drafters.model.drafter import ModelDrafter, ModelSession
 from mmspec.drafters.shapes import Chain, Score
-from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.guidance import Guided, GuidedRows, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.run.shapes import draw_for
 from mmspec.vision.codes.shared_layers import SharedLayers
@@ -72,28 +71,23 @@ class OwnPrompt:
         return self.prompt
 
 
-def assisted_drafter(
-    small: ImageModel, prompts: Sequence[Any] | Any, processors: Pipeline, guidance: Any, rule: Accept, window: int | None, room: int
-) -> Drafter:
+def assisted_drafter(small: ImageModel, prompt: Prompt, processors: Any, rule: Accept, window: int | None, room: int) -> Drafter:
     """Return the drafter of a smaller image model.
 
     Args:
         small: the model.
-        prompts: those of the target.
-        processors: those of the target, without guidance.
-        guidance: its scale, or None.
+        prompt: the target's prompts as this model encodes them.
+        processors: those of the target, with its guidance.
         rule: the accept rule.
         window: tokens of a Jacobi window, whose far end the model drafts; None for a chain by the model alone.
         room: most tokens of a forward.
 
     Raises:
-        ValueError: for a window whose rule does not use the target's noise, and for prompts that the model does not take.
+        ValueError: for a window whose rule does not use the target's noise.
     """
-    prompt = small.encode(prompts, guided=guidance is not None)
-    steps = processors if guidance is None else Guided(processors.steps, guidance)
     family: Any = small
-    target = HFTarget(small.model, family, steps, reserve=small.raster.length + room)
-    paired = target if guidance is None else Pairs(target)
+    target = HFTarget(small.model, family, processors, reserve=small.raster.length + room)
+    paired = Pairs(target) if isinstance(processors, Guided | GuidedRows) else target
     if window is None:
         return ModelDrafter(paired, Chain(draw_for(rule)), OwnPrompt(prompt))
     if rule.uses_q or not rule.coupled:

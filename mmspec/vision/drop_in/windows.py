@@ -22,7 +22,7 @@ from mmspec.run.arguments import check
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.families.prompts import Prompt
-from mmspec.vision.generation import WINDOW, control_for, initialiser_of
+from mmspec.vision.plan import WINDOW, control_for, initialiser_of
 
 
 @dataclass(frozen=True)
