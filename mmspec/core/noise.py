@@ -202,8 +202,8 @@ class Noise:
         seeds = given if several else [int(given[0]) + row for row in range(rows)]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
-        wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]
-        return Noise(torch.tensor(wrapped, dtype=torch.long, device=device), coupled)
+        wrapped = torch.tensor([(int(s) + 2**63) % 2**64 - 2**63 for s in seeds], dtype=torch.long, device=device)
+        return Noise(wrapped, coupled)
 
     def take_rows(self, rows: Sequence[int]) -> "Noise":
         """Return the noise of some rows."""
@@ -296,6 +296,4 @@ class Noise:
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
         words = mix(self._mixed(role) ^ ((position + 1) * MIX_1))
-        if start is not None:
-            words = mix(words ^ ((start[:, None] + 1) * MIX_2 + branch))
-        return Keys(words)
+        return Keys(words if start is None else mix(words ^ ((start[:, None] + 1) * MIX_2 + branch)))

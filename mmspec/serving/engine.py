@@ -16,19 +16,21 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import named
+from mmspec.serving.models.base import options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import EngineCounts, Scheduler
 
 
 class Engine:
-    """Serves text requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
+    """Serves requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
 
-    A request's tokens are those that `mmspec.text.generate` gives for it alone, with the same seed, whatever runs beside it. One thread
+    A request's tokens are those that the modality's own call gives for it alone (`mmspec.text.generate`, `mmspec.vision.generate` with
+    accept="exact"), with the same seed, whatever runs beside it. One thread
     drives the model. Use it as a context manager: leaving it waits for all requests, or cancels them after an exception.
 
     Args:
-        target: a transformers causal language model, in eval mode, on one device.
+        target: a transformers causal language model, in eval mode, on one device; or an image model of codes: an adapter
+            (`mmspec.vision.ImageModel`), or a model that makes pictures only.
         drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
         accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
             drawing of noise; or another token-exact rule.
@@ -40,6 +42,7 @@ class Engine:
         max_queue: most requests that wait for a row.
         piece: columns of prompts that are run between two rounds: longer prompts are run in pieces, so that they do not hold up the rows
             that generate.
+        settings: what else all requests share: of image models `method`, `size`, `couple` and `init`, as in `mmspec.vision.generate`.
 
     Raises:
         ValueError: for models, drafters and rules that an engine cannot serve, and for numbers out of range.
@@ -79,10 +82,11 @@ class Engine:
         """Submit a request. Safe under threads.
 
         Args:
-            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding.
+            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding; of an
+                image model what to draw: a text, a class, or what its processor returned for one picture.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
-            options: those of the request: `serving.models.text.TextOptions`.
+            options: those of the request: `serving.models.text.TextOptions` or `serving.models.pictures.PictureOptions`.
 
         Returns:
             The handle.
@@ -94,7 +98,7 @@ class Engine:
         """
         check(priority=priority)
         with torch.no_grad():
-            work = self.model.read(inputs, named(self.model.options, options, "option of this engine's requests"))
+            work = self.model.read(inputs, options_of(self.model.options, options, "option of this engine's requests"))
         handle = RequestHandle(work, priority, self.model.rule.exactness)
         until = None if wait is None else monotonic() + wait
         with self._changed:

@@ -107,8 +107,9 @@ class PicturePlan:
         """
         if not self.method.windowed:
             return self
-        usual = CHAIN if self.method.assisted and self.method.couple is None else WINDOW
-        control, most = control_for(usual if window is None else window, rows, self.model.model.device, self.model.raster.length)
+        control, most = control_for(
+            usual_window(self.method) if window is None else window, rows, self.model.model.device, self.model.raster.length
+        )
         if most == 1:
             return self
         if self.method.assisted:
@@ -144,6 +145,15 @@ class PicturePlan:
     def noise(self, noise: Noise) -> RingNoise:
         """Return `noise` as it is drawn for windows: once a position."""
         return RingNoise.of(noise, self.most + 1)
+
+
+def usual_window(method: Method) -> int:
+    """Return the default number of codes a forward.
+
+    Args:
+        method: the method.
+    """
+    return CHAIN if method.assisted and method.couple is None else WINDOW
 
 
 def default_method(drafter: Any = None) -> str:

@@ -1,7 +1,7 @@
 """Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
@@ -31,19 +31,6 @@ class ChangesRows(Protocol):
 
         Args:
             other: of the same class and settings.
-        """
-        ...
-
-
-@runtime_checkable
-class KeepsRoots(Protocol):
-    """What keeps columns of the pending draft from round to round, where that is a tree of many roots."""
-
-    def shift_roots(self, by: int) -> None:
-        """Move the columns; see `core.rows.pending.shifted_roots`.
-
-        Args:
-            by: columns that are put before them; below 0, unused columns that are cut off there.
         """
         ...
 

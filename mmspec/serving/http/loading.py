@@ -5,16 +5,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.loading.recsys import load_recommender
 from mmspec.loading.speech import load_speaker
 from mmspec.loading.text import load_pair
-from mmspec.loading.vision import check_decoder, drafting_method, load_image_model, with_image_drafter
+from mmspec.loading.vision import Loaded, check_decoder, drafting_method, load_image_model, with_image_drafter
 from mmspec.run.config import Config
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.models import ImageServed, RecognizerServed, RecommenderServed, ServedModels, SpeechServed, TextServed
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.worker import ModelWorker
 from mmspec.utils.devices import device_of
+from mmspec.vision.codes.registry import method_of
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.plan import usual_window
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         found["text"] = _text(names.text, limits)
     for kind, name in names.names.items():
         _tell(told, name)
-        found[kind] = _OTHERS[kind](name, names, ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows))
+        worker = ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows)
+        found[kind] = _image(name, names, worker, limits) if kind == "image" else _OTHERS[kind](name, names, worker)
     return ServedModels(**found)
 
 
@@ -85,12 +90,22 @@ def _text(config: Config, limits: ServerLimits) -> TextServed:
     return TextServed(model_id("text", pair.name), pair, engine)
 
 
-def _image(name: str, names: ModelNames, worker: ModelWorker) -> ImageServed:
+def _image(name: str, names: ModelNames, worker: ModelWorker, limits: ServerLimits) -> ImageServed:
     drafter = names.drafters.get("image")
     loaded = load_image_model(name, names.dtype, device_of(names.device))
     check_decoder(loaded)
     loaded = with_image_drafter(loaded, drafter)
-    return ImageServed(model_id("image", name), loaded, worker, drafting_method(loaded, [None], drafter))
+    method = drafting_method(loaded, [None], drafter)
+    return ImageServed(model_id("image", name), loaded, worker, method, _picture_engine(loaded, method, limits))
+
+
+def _picture_engine(loaded: Loaded, method: str, limits: ServerLimits) -> Engine | None:
+    """The engine of an image model; None where its method is not token-exact, so that pictures would be others than the method's."""
+    model = loaded.model
+    if not isinstance(model, ImageModel) or method_of(method).rule(model).exactness != TOKEN_EXACT:
+        return None
+    length = usual_window(method_of(method)) - 1
+    return Engine(model, method=method, draft_length=length, max_rows=limits.max_rows, max_queue=limits.max_queue)
 
 
 def _speech(name: str, names: ModelNames, worker: ModelWorker) -> SpeechServed:
@@ -113,7 +128,6 @@ def _recommender(name: str, names: ModelNames, worker: ModelWorker) -> Recommend
 
 
 _OTHERS: dict[str, Callable[[str, ModelNames, ModelWorker], Any]] = {
-    "image": _image,
     "speech": _speech,
     "recognizer": _recognizer,
     "recommender": _recommender,

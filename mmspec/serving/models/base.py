@@ -132,7 +132,7 @@ class EngineModel(Protocol):
         ...
 
 
-def named(kind: type[Options], given: Mapping[str, Any], what: str) -> Options:
+def options_of(kind: type[Options], given: Mapping[str, Any], what: str) -> Options:
     """Return options that were given by name.
 
     Args:

@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmspec.run.request import Request
-from mmspec.serving.models.base import EngineModel, named
+from mmspec.serving.models.base import EngineModel, options_of
 from mmspec.serving.models.pictures import PictureModel, PictureSettings
 from mmspec.serving.models.text import TextModel
+from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.families.base import ImageModel
 
 _SETTING = "setting of this target's engine"
@@ -35,7 +36,7 @@ def engine_model(target: Any, request: Request, max_length: int | None, settings
         ValueError: for targets, drafters and rules that an engine cannot serve.
     """
     given = {} if settings is None else settings
-    if isinstance(target, ImageModel) or type(target).__name__ in _ONLY_PICTURES:
-        return PictureModel.of(target, request, max_length, named(PictureSettings, given, _SETTING))
-    named(NoSettings, given, _SETTING)
+    if isinstance(target, ImageModel | ContinuousPictures) or type(target).__name__ in _ONLY_PICTURES:
+        return PictureModel.of(target, request, max_length, options_of(PictureSettings, given, _SETTING))
+    options_of(NoSettings, given, _SETTING)
     return TextModel.of(target, request, max_length)

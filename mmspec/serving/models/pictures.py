@@ -1,6 +1,6 @@
 """A model of pictures of codes in an engine: what all requests share, and what is read of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, ClassVar
@@ -25,6 +25,8 @@ from mmspec.run.request import Request, refuse
 from mmspec.serving.models.base import RequestOutput
 from mmspec.serving.models.rows import by_rows, check_greedy, check_one_row, shared_rule
 from mmspec.vision.codes.methods import Method
+from mmspec.vision.codes.registry import method_of
+from mmspec.vision.continuous.methods import continuous_model
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 from mmspec.vision.families.prompts import Prompt
@@ -72,14 +74,14 @@ class PictureWork:
     """One request, checked.
 
     Args:
-        prompt: what is drawn.
+        prompts: what is drawn, as `mmspec.vision.generate` takes it.
         model: the adapter that decodes its picture.
         encoded: its prompt, and its unconditional prompt where it is guided.
         pipeline: forms its distributions; `Guided` where it is guided.
         options: its options.
     """
 
-    prompt: Any
+    prompts: Any
     model: ImageModel
     encoded: Prompt
     pipeline: Pipeline
@@ -159,18 +161,22 @@ class PictureModel:
         """
         refuse("models whose outputs have no fixed length", max_length=max_length, stop_below=request.stop_below)
         check(couple=settings.couple)
+        if continuous_model(model) is not None:
+            raise ValueError(
+                "this model writes continuous tokens, of which no rule is token-exact, so that pictures would depend on those beside them: "
+                "use mmspec.vision.generate"
+            )
         found = image_model(model)
         found = found if settings.size is None else found.resized(settings.size)
+        if settings.method is not None and method_of(settings.method).rows is not None:
+            raise ValueError("this method writes the rows of a picture side by side, so that no other picture can join: take jacobi")
         plan = PicturePlan.of(
             found, settings.method, request.drafter, tree=request.tree, couple=settings.couple, init=settings.init,
             accept=shared_rule(request),
         )  # fmt: skip
-        if plan.method.rows is not None:
-            raise ValueError("this method writes the rows of a picture side by side, so that no other picture can join: take jacobi")
         length = request.draft_length
         plan = plan.windowed(length + 1 if isinstance(length, int) else length, rows=1)
-        model = PictureModel(found, plan, by_rows(plan.control))
-        return model
+        return PictureModel(found, plan, by_rows(plan.control))
 
     @property
     def rule(self) -> Accept:
@@ -181,7 +187,8 @@ class PictureModel:
         """Check a request and encode its prompt.
 
         Args:
-            inputs: what to draw: a text, a class, a `mmspec.vision.ImagePrompt`, or None for models without prompts.
+            inputs: what to draw: a text, a class, a `mmspec.vision.ImagePrompt`, None for models without prompts; or the tensors that the
+                model's processor returned for one picture.
             options: its options.
 
         Returns:
@@ -196,12 +203,16 @@ class PictureModel:
         Request.of(seed=options.seed, **given)
         Noise.from_seed([options.seed], 1)  # checks it
         scale: Any = scale_of(options.guidance)
-        found = self.model.prepared([inputs])
+        prompts = inputs if isinstance(inputs, Mapping) else [inputs]
+        found = self.model.prepared(prompts)
         if found.raster != self.model.raster:
             raise ValueError("this prompt makes a picture of another size, and the pictures of an engine have one: make an engine for it")
         formed = pipeline(**given, first=[Grammar(found.raster)])
-        encoded = found.encode([inputs], guided=scale is not None)
-        return PictureWork(inputs, found, encoded, formed if scale is None else Guided(formed.steps, scale), options)
+        encoded = found.encode(prompts, guided=scale is not None)
+        rows = len(encoded.mask) // (1 if scale is None else 2)
+        if rows != 1:
+            raise ValueError(f"a request of an engine is one picture, but the prompt has {rows} rows: submit them one by one")
+        return PictureWork(prompts, found, encoded, formed if scale is None else Guided(formed.steps, scale), options)
 
     def open(self, works: Sequence[PictureWork], control: Control | None = None) -> Rounds:
         """Open a generation of some requests, one a row.
@@ -212,18 +223,23 @@ class PictureModel:
 
         Returns:
             The generation. Nothing has run yet.
+
+        Raises:
+            ValueError: for a drafter whose rows cannot join a running generation.
         """
         processors = GuidedRows.of([work.pipeline for work in works])
         noise = Noise.from_seed([work.options.seed for work in works], len(works), self.model.model.device)
-        return Rounds(
+        found = Rounds(
             self.plan.target(processors),
-            self.plan.proposer(processors, lambda small: _beside([small.encode([work.prompt], guided=work.guided) for work in works])),
+            self.plan.proposer(processors, lambda small: _beside([small.encode(work.prompts, guided=work.guided) for work in works])),
             self.rule,
             _beside([work.encoded for work in works]),
             stopping=DefaultStopping(len(works), self.model.raster.length, device=self.model.model.device),
             noise=self.plan.noise(noise),
             control=self._first() if control is None else control,
         )
+        found.refuse_fixed_rows()
+        return found
 
     def _first(self) -> Control:
         """The draft length before rows join: at least 1, so that the drafter runs its prompt."""

@@ -174,7 +174,7 @@ class FarEnd:
         left = torch.zeros_like(position[:, :1]) if seen is None else seen.left
         if seen is not None:
             values = seen.distributions(steps).sample(keys) if seen.drawn is None else seen.draws(steps)
-        known = min(self.known, length) if seen is not None else 0
+        known = min(self.known, length - 1) if seen is not None else 0  # the model runs at least once: it has to read what was committed
         if known:
             draft = draft.extend_chain(values[:, :known], budget.draft_tokens)
         for step in range(known, length):
