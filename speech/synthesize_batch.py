@@ -22,7 +22,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Stopped, run
-from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
+from mmspec.jobs.speech_job import BATCHING, SpeechJobSpec, make_speech_job
 from mmspec.loading.speech import Speaker
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.minis.speech_data import VOICES
@@ -58,7 +58,8 @@ def main() -> None:
     parser.add_argument("--format", dest="form", choices=tuple(SUBTYPES), default="wav")
     parser.add_argument("--sample-rate", type=int, help="default: the model's own")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="texts that are said at a time")
+    parser.add_argument("--batching", choices=BATCHING, default="continuous", help="texts join as others end, or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="lines a shard; what a killed run may lose")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")

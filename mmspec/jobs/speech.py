@@ -4,12 +4,19 @@ import hashlib
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from time import perf_counter
+from typing import Any, NamedTuple
+
+from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.core.stats import Stats
+from mmspec.jobs.rows import continued
 from mmspec.loading.speech import Speaker
+from mmspec.run.request import Request
 from mmspec.run.rules import rule_of
+from mmspec.serving.models.speech import SpeechOptions, SynthesisModel
 from mmspec.speech.families.base import one_voice_each
 from mmspec.speech.generation import stream, synthesize
 from mmspec.speech.sound.audio import at_rate
@@ -18,11 +25,24 @@ from mmspec.speech.sound.files import sound_bytes
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
 
+_SHARED = ("accept", "draft_length", "tree")  # options of all texts, the others are of each
+
+
+class _Line(NamedTuple):
+    """A text, its voice and its seed."""
+
+    text: str
+    voice: Any
+    seed: int
+
+
 @dataclass(frozen=True)
 class Say:
     """Worker that writes a sound file for each record's "text", in its "voice" or else `voice`, with its "seed" or else seed + index.
 
-    `options` go to `mmspec.speech.synthesize`. Sound is decoded row by row, so that its bytes do not depend on the batch.
+    `options` go to `mmspec.speech.synthesize`. Sound is decoded row by row, so that its bytes do not depend on the batch. `rows` is the
+    most texts that are said at a time, of batches that may be larger; None for whole batches. `continuous` lets texts join as others end,
+    where model and drafter allow it; else, and where `rows` is None, batches begin and end together.
     """
 
     speaker: Speaker
@@ -31,6 +51,8 @@ class Say:
     seed: int = 0
     form: str = "wav"
     rate: int | None = None  # samples a second, the model's own by default
+    rows: int | None = None
+    continuous: bool = True
     stats: Stats = field(default_factory=Stats)
     spent: dict[str, float] = field(default_factory=lambda: {"sound": 0.0, "work": 0.0})  # seconds
 
@@ -46,18 +68,53 @@ class Say:
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Synthesize a batch of (index, record) and yield the bytes of each waveform with its record."""
-        records = [record for _, record in batch]
-        seeds = [record.get("seed", self.seed + index) for index, record in batch]
-        voices = [self._voice(record) for record in records]
-        texts = [record["text"] for record in records]
-        model, rate = self.speaker.model, self.rate or self.speaker.model.rate
-        out = synthesize(model, texts, self.speaker.drafter, seed=seeds, voice=voices, on_step=self.stats.add, **self.options)
-        self.stats.exactness = out.stats.exactness
-        self.spent["work"] += out.seconds
-        for wave, record, voice, seed in zip(out.waveforms, records, voices, seeds, strict=True):
-            self.spent["sound"] += len(wave) / model.rate
-            told = record | {"voice": voice, "seed": seed, "seconds": round(len(wave) / model.rate, 6)}
-            yield sound_bytes(at_rate(wave, model.rate, rate), rate, self.form), told
+        lines = [_Line(record["text"], self._voice(record), record.get("seed", self.seed + index)) for index, record in batch]
+        own, joining = self.speaker.model.rate, None if self.rows is None or not self.continuous else self._model
+        waves, begun = self._together(lines) if joining is None else self._joining(joining, lines), perf_counter()
+        for wave, line, (_, record) in zip(waves, lines, batch, strict=True):
+            self.spent["work"] += perf_counter() - begun
+            self.spent["sound"] += len(wave) / own
+            told = record | {"voice": line.voice, "seed": line.seed, "seconds": round(len(wave) / own, 6)}
+            yield sound_bytes(at_rate(wave, own, self.rate or own), self.rate or own, self.form), told
+            begun = perf_counter()
+
+    def _together(self, lines: Sequence[_Line]) -> Iterator[Tensor]:
+        """The waveforms, from batches that begin and end together."""
+        size = self.rows or max(1, len(lines))
+        for part in (lines[first : first + size] for first in range(0, len(lines), size)):
+            out = synthesize(
+                self.speaker.model,
+                [line.text for line in part],
+                self.speaker.drafter,
+                seed=[line.seed for line in part],
+                voice=[line.voice for line in part],
+                on_step=self.stats.add,
+                **self.options,
+            )
+            self.stats.exactness = out.stats.exactness
+            yield from out.waveforms
+
+    def _joining(self, model: SynthesisModel, lines: Sequence[_Line]) -> Iterator[Tensor]:
+        """The waveforms, from one generation that texts join and leave."""
+        self.stats.exactness = model.rule.exactness
+        own = {name: value for name, value in self.options.items() if name not in _SHARED}
+        works = (model.read(line.text, SpeechOptions(line.seed, line.voice, **own)) for line in lines)
+        return (out.waveforms[0] for out in continued(model, works, self.rows or 1, self.stats.add))
+
+    @cached_property
+    def _model(self) -> SynthesisModel | None:
+        """Target and drafter for continuous batching; None where rows cannot join a running generation: see `mmspec.Engine`."""
+        shared = {name: self.options[name] for name in _SHARED if name in self.options}
+        try:
+            found = SynthesisModel.of(self.speaker.model, Request.of(drafter=self.speaker.drafter, **shared), None)
+            found.read(self._example, SpeechOptions(voice=self._voice({})))
+        except ValueError:
+            return None
+        return found
+
+    @property
+    def _example(self) -> str:
+        return next(iter(self.speaker.examples.get("texts", ())), "a")
 
     def _voice(self, record: dict[str, Any]) -> Any:
         return record.get("voice") or self.voice or next(iter(self.speaker.model.voices), None)
@@ -70,8 +127,7 @@ class Say:
 
     def rehearse(self) -> None:
         """Begin to synthesize an example, so that invalid options raise their ValueError before a job begins."""
-        text = next(iter(self.speaker.examples.get("texts", ())), "a")
-        next(stream(self.speaker.model, text, self.speaker.drafter, voice=self._voice({}), **self.options), None)
+        next(stream(self.speaker.model, self._example, self.speaker.drafter, voice=self._voice({}), **self.options), None)
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""

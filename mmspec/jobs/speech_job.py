@@ -15,8 +15,11 @@ from mmspec.jobs.speech import Say, speech_job_identity
 from mmspec.loading.speech import Speaker, load_speaker
 from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from mmspec.utils.devices import device_of
+from mmspec.utils.names import unknown
 
 OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
+BATCHING = ("continuous", "static")
+"""Ways to run texts: they join as others end, or batches begin and end together."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +41,8 @@ class SpeechJobSpec:
     form: str = "wav"
     sample_rate: int | None = None
     seed: int = 0
-    batch_size: int = 8
+    batch_size: int = 8  # texts that are said at a time
+    batching: str = "continuous"
     shard_size: int = 256
     device: str = "auto"
     dtype: str = "float32"
@@ -52,7 +56,12 @@ def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job
     check_format(asked.form, asked.sample_rate)
     speaker = speaker or load_speaker(asked.model, asked.drafter, asked.dtype, device_of(Processes.here().device(asked.device)))
     options = {name: value for name in OPTIONS if (value := getattr(asked, name)) is not None}
-    work = Say(speaker, options, asked.voice, asked.seed, asked.form, asked.sample_rate)
+    if asked.batching not in BATCHING:
+        raise unknown("batching", asked.batching, BATCHING)
+    if asked.batch_size < 1:
+        raise ValueError(f"batch size is {asked.batch_size}: give at least 1")
+    rows, continuous = asked.batch_size, asked.batching == "continuous"
+    work = Say(speaker, options, asked.voice, asked.seed, asked.form, asked.sample_rate, rows, continuous)
     work.rehearse()
     if not work.token_exact and asked.draft_length in ("auto", "thompson"):
         raise ValueError(
@@ -69,10 +78,10 @@ def make_speech_job(asked: SpeechJobSpec, speaker: Speaker | None = None) -> Job
         out=asked.out,
         model=model,
         options=told | {"dtype": asked.dtype},
-        batch_size=asked.batch_size,
+        batch_size=asked.shard_size,  # the worker takes a shard and says `rows` of its texts at a time
         shard_size=asked.shard_size,
         unit="texts",
-        about=provenance(speaker.model.model.device),
+        about=provenance(speaker.model.model.device) | {"rows": rows, "batching": asked.batching},
     )
 
 

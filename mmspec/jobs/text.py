@@ -8,8 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from mmspec.core.stats import Stats
-from mmspec.jobs.text_rows import continued, joinable_model
+from mmspec.jobs.rows import continued
 from mmspec.loading.text import Pair
+from mmspec.run.request import Request
 from mmspec.serving.models.text import TextModel, TextOptions, TextWork
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
@@ -86,11 +87,30 @@ class Continue:
                 options = TextOptions(run.max_new_tokens, run.seed + index, *settings, stops=self.stops)
                 yield model.read(self.pair.inputs([record["prompt"]]), options)
 
-        return continued(model, works(), self.rows or 1, self.stats.add)
+        for out in continued(model, works(), self.rows or 1, self.stats.add):
+            yield out.tokens[0].tolist()
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""
         return {name: getattr(self.stats, name) for name in COUNTED}
+
+
+def joinable_model(pair: Pair) -> TextModel | None:
+    """Return target and drafter of a pair for continuous batching.
+
+    Args:
+        pair: the pair.
+
+    Returns:
+        The model; None for pairs whose rows cannot join a running generation: see `mmspec.Engine`.
+    """
+    section, run = pair.config.drafter, pair.config.run
+    accept = "greedy" if pair.accept == "exact" and run.temperature == 0 else pair.accept
+    try:
+        given = {"draft_length": section.length, "tree": pair.tree, "stop_below": pair.stop_below, "view": pair.view}
+        return TextModel.of(pair.target, Request.of(drafter=pair.drafter, accept=accept, **given), None)
+    except ValueError:
+        return None
 
 
 def run_bulk(

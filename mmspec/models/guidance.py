@@ -158,6 +158,15 @@ class GuidedRows(RowPipelines):
         return [*members, *(places[row] for row in members if row in places)]
 
 
+def is_guided(processors: Any) -> bool:
+    """Return True if processors make one distribution of two rows, in all rows or in some.
+
+    Args:
+        processors: of a target.
+    """
+    return isinstance(processors, Guided | GuidedRows)
+
+
 @dataclass(frozen=True)
 class Pairs:
     """A target over pairs of prompts with `Guided` processors, or over some pairs with `GuidedRows`; it has B rows for the loop.
@@ -168,7 +177,7 @@ class Pairs:
     doubled: HFTarget  # over B + G rows
 
     def __post_init__(self):
-        if not isinstance(self.doubled.processors, Guided | GuidedRows):
+        if not is_guided(self.doubled.processors):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
     def capture(self, reserve: int) -> "Pairs":
@@ -215,6 +224,11 @@ class PairedSession:
 
     def commit(self, keep: Tensor, most: int) -> None:
         self.doubled.commit(self.pairs.doubled(keep), most)
+
+    @property
+    def context(self) -> Any:
+        """The prompts while they wait; see `HFSession`."""
+        return self.doubled.context
 
     @property
     def joinable(self) -> bool:

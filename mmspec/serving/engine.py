@@ -25,8 +25,8 @@ class Engine:
     """Serves requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
 
     A request's tokens are those that the modality's own call gives for it alone (`mmspec.text.generate`, `mmspec.vision.generate` with
-    accept="exact"), with the same seed, whatever runs beside it. One thread
-    drives the model. Use it as a context manager: leaving it waits for all requests, or cancels them after an exception.
+    accept="exact"), with the same seed, whatever runs beside it. One thread drives the model. Use it as a context manager: leaving it waits
+    for all requests, or cancels them after an exception.
 
     Args:
         target: a transformers causal language model, in eval mode, on one device; or an image model of codes: an adapter

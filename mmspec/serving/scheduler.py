@@ -208,9 +208,13 @@ class Scheduler:
             self.counts.tokens += len(committed.values[row])
             self.counts.drafted += committed.drafted[row]
             self.counts.accepted += committed.accepted[row]
-            handle.add(step, row)
-            if committed.ended[row]:
-                self._end(handle, None)
+            try:
+                handle.add(step, row)
+            except Exception as error:  # of its output, such as its sound, which no other request has
+                self._end(handle, error)
+            else:
+                if committed.ended[row]:
+                    self._end(handle, None)
 
     def _count(self, columns: int, forwards: int) -> None:
         self.counts.columns += columns

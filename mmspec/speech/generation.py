@@ -1,7 +1,6 @@
 """`mmspec.speech.synthesize` and `stream`: text-to-speech by speculative decoding."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
@@ -12,19 +11,16 @@ from mmspec.core.control import Control
 from mmspec.core.decode import OnStep, run
 from mmspec.core.noise import Noise
 from mmspec.core.processors.history import Processor
-from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.result import committed
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.models.guidance import Guided, Pairs
-from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, check_drafted, shown
-from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.run.shapes import Tree
 from mmspec.speech.families import speech_model
-from mmspec.speech.families.base import SpeechModel, SpeechSampling, one_voice_each
+from mmspec.speech.families.base import SpeechModel, SpeechSampling
+from mmspec.speech.preparation import DRAWING, changed_sampling, drafting_target, prepared_speech, speech_target, whole_target
 from mmspec.speech.sound.pieces import Sounds
 from mmspec.speech.sound.speech import Speech
 from mmspec.speech.sound.voice_sample import VoiceSample
@@ -108,13 +104,13 @@ def synthesize(
         on_step=on_step,
         capture=capture,
     )
-    drawing = dict(zip(_DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
+    drawing = dict(zip(DRAWING, (temperature, top_k, top_p, repetition_penalty, guidance, samplers), strict=True))
     model = speech_model(model)
     if isinstance(model, Staged):
         refuse("models of one network, and this one has several", capture=capture or None)
         asked = {"voice": voice, "max_seconds": max_seconds, "draft_length": draft_length, "tree": tree}
         return model.synthesize(texts, drafter, accept, seed, on_sound=on_sound, on_step=on_step, **asked, **drawing)
-    sampling = _changed(model.sampling, **drawing)
+    sampling = changed_sampling(model.sampling, **drawing)
     listening = on_sound is not None
     saying = _Saying(model, texts, voice, sampling, drafter, accept, seed, max_seconds, draft_length, tree, on_step, capture, listening)
     for row, piece in saying:
@@ -157,11 +153,11 @@ def stream(
         raise ValueError(f"{type(model).__name__} has all its sound at the end, and nothing to give out before: use synthesize")
     if not isinstance(text, str | Mapping | Iterator):
         raise ValueError(f"text is {shown(text)}: give one text, or an iterator over texts; synthesize takes several at once")
-    if unknown := set(options) - {*_DRAWING, *_OPTIONS}:
+    if unknown := set(options) - {*DRAWING, *_OPTIONS}:
         raise TypeError(f"stream() got an unexpected keyword argument {min(unknown)!r}")
     check(**{name: value for name, value in options.items() if name not in ("temperature", "top_k", "top_p", "repetition_penalty")})
-    drawing = {name: options.pop(name, None) for name in _DRAWING}
-    given: dict[str, Any] = {"sampling": _changed(model.sampling, **drawing), "drafter": drafter, "accept": accept, **options}
+    drawing = {name: options.pop(name, None) for name in DRAWING}
+    given: dict[str, Any] = {"sampling": changed_sampling(model.sampling, **drawing), "drafter": drafter, "accept": accept, **options}
     if isinstance(text, Iterator):
         return SentenceStream(text, lambda each, turn: SpeechStream(_Saying(model, [each], seed=seed + turn, **given)))
     return SpeechStream(_Saying(model, [text], seed=seed, **given))
@@ -194,88 +190,36 @@ class _Saying:
             temperature=sampling.temperature, top_k=sampling.top_k, top_p=sampling.top_p, repetition_penalty=sampling.repetition_penalty,
         )  # fmt: skip
         rule = request.rule()
-        prompt = model.encode(texts, one_voice_each(voice, texts, model.voices, model.clones))
-        steps = _steps(model, max_seconds)
+        ready = prepared_speech(model, texts, voice, sampling, request, rule, max_seconds)
+        steps = ready.steps
         check_drafted("draft_length", draft_length, steps)
-        first = (*model.closing(steps), *model.rules(prompt))
-        distributions = Pipeline((*request.distributions(rule, first).steps, *sampling.last))
-        streams = model.streams(prompt, len(texts))
-        if scale_of(sampling.guidance, "3") is not None:
-            distributions, prompt = model.guided(distributions.steps, sampling), model.paired(prompt)
-        trees = getattr(model, "trees", True)  # of a user's own model, by its self-test
-        own = HFTarget(model.model, model.family, distributions, reserve=min(steps + 32, 1024), trees=trees)
-        resolved = request.resolve(own, rule, lambda drafter: _drafting(drafter, own))
+        own = speech_target(model, ready.processors, min(steps + 32, 1024))
+        resolved = request.resolve(own, rule, lambda drafter: drafting_target(drafter, own))
         if capture:
             own, resolved = own.capture(steps + 64), resolved.capture(steps + 64)
-        target = _whole(own)
+        target = whole_target(own)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.stats = model, Stats(exactness=rule.exactness)
         self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
-        self.sounds = Sounds(model.rate, streams, clock)
+        self.sounds = Sounds(model.rate, ready.streams, clock)
         self.on_step = on_step  # called after the sound of the round
         counted = {"control": resolved.control, "stats": self.stats}
         if listening and rule.exactness == TOKEN_EXACT and isinstance(draft_length, int | str):
             counted["plain"] = lambda: self.sounds.silent
-        self.rounds = run(target, resolved.drafter, rule, prompt, stopping=self.stopping, noise=noise, **counted)
+        self.rounds = run(target, resolved.drafter, rule, ready.prompt, stopping=self.stopping, noise=noise, **counted)
 
     @torch.no_grad()
     def __iter__(self) -> Iterator[tuple[int, Tensor]]:
         """Yield (row, piece of sound) as pieces become final."""
         for step in self.rounds:
-            yield from self.sounds.push(step.committed)
+            yield from self.sounds.push(step.committed.values, step.committed.ended)
             if self.on_step is not None:
                 self.on_step(step)
         yield from self.sounds.close()
 
     @property
     def speech(self) -> Speech:
-        out, sounds = committed(self.stopping, self.stats, self.model.model.device), self.sounds
-        waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in sounds.pieces]
-        return Speech(
-            out.tokens, out.lengths, out.stats, waves, self.model.rate, sounds.first, sounds.worst, sounds.seconds,
-            sounds.underruns, [sounds.jitter(row) for row in range(len(waves))],
-        )  # fmt: skip
+        return self.sounds.speech(committed(self.stopping, self.stats, self.model.model.device))
 
 
-def _drafting(drafter: Any, target: HFTarget) -> HFTarget | Pairs | None:
-    """Return a speech model as a drafter's target, with the target's processors; None for other drafters."""
-    if isinstance(drafter, SpeechModel):
-        return _whole(replace(target, model=drafter.model, family=drafter.family))
-    if isinstance(target.processors, Guided) and hasattr(drafter, "guide"):
-        raise ValueError(f"{type(drafter).__name__} reads one row's states, guidance has two: draft with a speech model, or guidance=1")
-    return None
-
-
-def _whole(target: HFTarget) -> HFTarget | Pairs:
-    """Return the target that the engine runs: with guidance, pairs of rows as one."""
-    return Pairs(target) if isinstance(target.processors, Guided) else target
-
-
-_DRAWING = ("temperature", "top_k", "top_p", "repetition_penalty", "guidance", "samplers")
 _OPTIONS = ("draft_length", "tree", "voice", "max_seconds", "on_step", "capture")
-
-
-def _changed(sampling: SpeechSampling, temperature, top_k, top_p, repetition_penalty, guidance, samplers) -> SpeechSampling:
-    given = {
-        "temperature": temperature,
-        "top_k": top_k,
-        "top_p": top_p,
-        "repetition_penalty": repetition_penalty,
-        "guidance": guidance,
-        "last": None if samplers is None else tuple(samplers),
-    }
-    return replace(sampling, **{name: value for name, value in given.items() if value is not None})
-
-
-def _steps(model: SpeechModel, max_seconds: float | None) -> int:
-    """Return the most steps a row may take. ValueError for a duration of less than one step, or of more than the model has room for."""
-    if max_seconds is None:
-        known = [most for most in (model.usual, model.longest) if most]
-        return min(known, default=round(30 * model.pace) + model.lead)
-    steps = int(max_seconds * model.pace) + model.lead
-    if steps < 1 + model.lead:
-        raise ValueError(f"max_seconds is {max_seconds}: ask for at least {1 / model.pace:.3g}, one step of this model")
-    if model.longest is not None and steps > model.longest:
-        budget = (model.longest - model.lead) / model.pace
-        raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {budget:.3g}: ask for less")
-    return steps

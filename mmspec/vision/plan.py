@@ -16,7 +16,7 @@ from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
-from mmspec.models.guidance import Guided, GuidedRows, Pairs
+from mmspec.models.guidance import Guided, GuidedRows, Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check_drafted
 from mmspec.run.draft_length import control_of
@@ -126,7 +126,7 @@ class PicturePlan:
         family: Any = self.model  # its prompts are `Prompt`s
         target = HFTarget(self.model.model, family, processors, reserve=self.model.raster.length + self.most)
         target = target.capture(target.reserve) if capture else target
-        return Pairs(target) if isinstance(processors, Guided | GuidedRows) else target
+        return Pairs(target) if is_guided(processors) else target
 
     def proposer(self, processors: Any, encode: Callable[[ImageModel], Prompt]) -> Drafter:
         """Return the drafter.

@@ -10,23 +10,23 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import EngineModel
-from mmspec.serving.models.text import TextModel
+from mmspec.serving.models.base import EngineModel, options_of
+from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A request: the ids of its prompt, its options, and the step before which it arrives."""
+    """A request: the ids of its prompt or its text, its options, and the step before which it arrives."""
 
-    ids: list[int]
+    ids: Any
     options: dict[str, Any] = field(default_factory=dict)
     arrives: int = 0
     priority: int = 0
 
     @property
-    def inputs(self) -> dict[str, torch.Tensor]:
-        return {"input_ids": torch.tensor([self.ids])}
+    def inputs(self) -> Any:
+        return {"input_ids": torch.tensor([self.ids])} if isinstance(self.ids, list) else self.ids
 
     def alone(self, model: Any) -> list[int]:
         """Its tokens by plain decoding, on its own."""
@@ -35,7 +35,7 @@ class Asked:
 
 def scheduler_for(model: Any, drafter: Any = None, max_rows: int = 8, piece: int = 64, **shared: Any) -> tuple[Scheduler, deque]:
     """A scheduler of texts, and the queue that it takes requests from, in order."""
-    return scheduler_of(TextModel.of(model, Request.of(drafter=drafter, **shared), None), max_rows, piece)
+    return scheduler_of(engine_model(model, Request.of(drafter=drafter, **shared), None), max_rows, piece)
 
 
 def scheduler_of(model: EngineModel, max_rows: int = 8, piece: int = 64) -> tuple[Scheduler, deque]:
@@ -56,7 +56,7 @@ def serve(scheduler: Scheduler, waiting: deque, asked: Sequence[Any], most: int 
     for step in range(most):
         while coming and coming[0].arrives <= step:
             each = coming.popleft()
-            work = scheduler.model.read(each.inputs, scheduler.model.options(**each.options))
+            work = scheduler.model.read(each.inputs, options_of(scheduler.model.options, each.options, "option"))
             handles.append(RequestHandle(work, each.priority, scheduler.model.rule.exactness))
             waiting.append(handles[-1])
         if not coming and not waiting and scheduler.idle:

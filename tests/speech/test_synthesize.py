@@ -263,9 +263,9 @@ def test_leaked_draft_tokens_are_heard(long, drafters, monkeypatch):
         return verdict, found
 
     class Leaky(generation.Sounds):
-        def push(self, found):
-            rows = [drafted if values else [] for drafted, values in zip(LIMITS[-1].drafted, found.values, strict=True)]
-            return super().push(replace(found, values=rows))
+        def push(self, values, ended):
+            rows = [drafted if own else [] for drafted, own in zip(LIMITS[-1].drafted, values, strict=True)]
+            return super().push(rows, ended)
 
     LIMITS = []
     init = DefaultStopping.__init__

@@ -254,3 +254,20 @@ def test_what_does_not_go_together_is_told_before_anything_is_written(asked, spe
         assert "\n" not in str(told.value)
     assert not (tmp_path / "out").exists()
     assert run(make_speech_job(asked("out", accept="block", draft_length=3), speakers["model"])).outputs == len(GOOD)
+
+
+@pytest.mark.parametrize("name", ["none", "model", "vadusa"])
+def test_texts_that_join_write_the_bytes_of_static_batches(asked, speakers, tmp_path, name):
+    """In fewer forwards, as the lengths of the sounds differ."""
+    calls = {}
+    for way in ("continuous", "static"):
+        job = make_speech_job(asked(way, batch_size=2, shard_size=len(LINES), batching=way, draft_length=2), speakers[name])
+        run(job)
+        calls[way] = job.work.stats.target_calls
+    assert tree(tmp_path / "continuous") == tree(tmp_path / "static")
+    assert calls["continuous"] < calls["static"]
+
+
+def test_an_unknown_way_to_batch_is_refused(asked, speakers):
+    with pytest.raises(ValueError, match="unknown batching 'rows'; valid: continuous, static"):
+        make_speech_job(asked("out", batching="rows"), speakers["none"])

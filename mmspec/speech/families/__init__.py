@@ -47,6 +47,15 @@ def speech_model(model: Any, *args: Any, **options: Any) -> SpeechModel:
     return _named(ADAPTERS[name])(model, *args, **options)
 
 
+def is_speech_model(model: Any) -> bool:
+    """Return True for adapters of speech models, and for transformers models that `speech_model` knows.
+
+    Args:
+        model: any model.
+    """
+    return isinstance(model, SpeechModel) or hasattr(model, "synthesize") or type(model).__name__ in {**ADAPTERS, **REFUSED}
+
+
 def _named(place: str) -> Any:
     module, name = place.split(":")
     return getattr(import_module(module), name)

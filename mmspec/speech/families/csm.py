@@ -25,7 +25,7 @@ from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.csm_prompts import CsmPrompts
-from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
+from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows, frame_history
 from mmspec.speech.sound.stream import SoundStream
 
 Inputs = Mapping[str, Tensor]
@@ -100,7 +100,7 @@ class CsmModel(FrameModel):
         embeds = csm_embeddings(self.model, ids, *sound)[0]  # pyright: ignore[reportArgumentType]
         return embeds if row.get("attention_mask") is None else embeds[row["attention_mask"][0].bool().to(embeds.device)]
 
-    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FrameRows]:
         """As every family; a prompt that another CSM embedded is embedded anew, so that a small one can draft for a large one."""
         heard = inputs.extra
         if isinstance(heard, PromptParts) and heard.model is not self.model:
@@ -111,7 +111,7 @@ class CsmModel(FrameModel):
                     f"{theirs.vocab_size}: draft with a model of the same codec"
                 )
             inputs = self._prompt(heard.rows)
-        return super().begin(model, inputs, capacity)
+        return SlotCache(self.layers, capacity), FrameRows(inputs)
 
     # --- the backbone -------------------------------------------------------------------------------------------------
 
@@ -119,7 +119,7 @@ class CsmModel(FrameModel):
         """Return embeddings [R, M, D] of frames [R, M, K]."""
         return self.model.backbone_model.embed_tokens(frames)
 
-    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FrameRows) -> Tensor:
         """Run the backbone; returns its last hidden states and the logits of code 0."""
         backbone = self.model.backbone_model
         return backbone(

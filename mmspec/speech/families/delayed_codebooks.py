@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.core.distributions.frame import Frame
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.rows.changes import join_tensors, rows_of
 from mmspec.models.families.base import attention_mask
 from mmspec.models.family import Family
 from mmspec.models.layout import Layout
@@ -44,13 +45,48 @@ class Texts:
         return replace(self, ids=self.ids.repeat(2, 1), mask=self.mask.repeat(2, 1), untold=len(self.ids), recorded=recorded)
 
 
-@dataclass(frozen=True)
 class EncodedText:
-    """What a session keeps of its encoder."""
+    """What a session keeps of its encoder. Its rows may change; see `core.rows.changes.ChangesRows`.
 
-    cache: Any  # the pair of caches around the session's slots
-    states: Tensor  # [R, P, D] as the decoder's cross-attention reads them
-    mask: Tensor  # [R, 1, 1, P] as its attention takes it
+    Args:
+        cache: the pair of caches around the session's slots.
+        states: [R, P, D] as the decoder's cross-attention reads them.
+        told: bool [R, P], which of them are of the text.
+        decoder: the module that reads them.
+    """
+
+    def __init__(self, cache: Any, states: Tensor, told: Tensor, decoder: Any):
+        self.cache, self.states, self.told, self.decoder = cache, states, told, decoder
+        self._measure()
+
+    joinable = True
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows."""
+        self.states, self.told = rows_of(self.states, rows), rows_of(self.told, rows)
+        for layer in self._layers:
+            layer.keys, layer.values = rows_of(layer.keys, rows), rows_of(layer.values, rows)
+        self._measure()
+
+    def join_rows(self, other: "EncodedText") -> None:
+        """Append the rows of another one; shorter texts are padded on the right."""
+        self.states, self.told = (join_tensors(getattr(self, name), getattr(other, name), left=False) for name in ("states", "told"))
+        for mine, theirs in zip(self._layers, other._layers, strict=True):
+            mine.keys, mine.values = _joined(mine.keys, theirs.keys), _joined(mine.values, theirs.values)
+        self._measure()
+
+    @property
+    def _layers(self) -> list[Any]:
+        """The decoder layers' keys and values of the text [R, heads, P, width], once there are any."""
+        return [layer for layer in self.cache.cross_attention_cache.layers if layer.is_initialized]
+
+    def _measure(self) -> None:
+        self.mask = attention_mask(self.told[:, None], self.decoder)  # [R, 1, 1, P] as its attention takes it
+
+
+def _joined(one: Tensor, other: Tensor) -> Tensor:
+    """Keys or values [A, heads, P, width] and [B, heads, Q, width] as [A + B, heads, max(P, Q), width]."""
+    return join_tensors(one.transpose(1, 2), other.transpose(1, 2), left=False).transpose(1, 2)
 
 
 def letters_of(processor: Any, longest: int | None = None) -> Letters | None:
@@ -146,7 +182,7 @@ class DelayModel(SpeechModel):
             )
         states, mask = self.hear(inputs)
         cache = SlotCache(self.layers, capacity)
-        return cache, EncodedText(with_cross_attention(cache), states, attention_mask(mask[:, None], self.decoder))
+        return cache, EncodedText(with_cross_attention(cache), states, mask, self.decoder)
 
     def forward(
         self, model: Any, layout: Layout, cache: SlotCache, state: EncodedText, keep: int, states: Sequence[int] = ()

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.rows.changes import RowState
 from mmspec.models.family import Family
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
@@ -27,6 +28,19 @@ class FramePrompt:
     embeds: Tensor  # [R, P, D]
     mask: Tensor  # [R, P] bool
     extra: Any = None  # what else the network needs: encoder states, say
+
+
+class FrameRows(RowState):
+    """A prompt in a session whose rows may change: embeddings and mask, padded on the left, from whose end positions are counted.
+
+    Args:
+        prompt: the prompt. Its `extra` must not be read once the prompt has been run: it stays as it is.
+    """
+
+    by_row = ("embeds", "mask")
+
+    def __init__(self, prompt: FramePrompt):
+        self.embeds, self.mask, self.extra = prompt.embeds, prompt.mask, prompt.extra
 
 
 class FrameModel(SpeechModel):
@@ -51,7 +65,7 @@ class FrameModel(SpeechModel):
         ...
 
     @abstractmethod
-    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt | FrameRows) -> Tensor:
         """Return the network's output [R, M, ...] after M columns."""
         ...
 
@@ -76,17 +90,17 @@ class FrameModel(SpeechModel):
         ids = self.size + torch.arange(length - 1, -1, -1, device=inputs.mask.device)
         return ids[None, :, None].expand(rows, -1, self.books), inputs.mask.bool()
 
-    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, Any]:
         """Open the cache and the state of one generation; see the family protocol."""
         return SlotCache(self.layers, capacity), inputs
 
     def forward(
-        self, model: Any, layout: Layout, cache: SlotCache, state: FramePrompt, keep: int, states: Sequence[int] = ()
+        self, model: Any, layout: Layout, cache: SlotCache, state: FramePrompt | FrameRows, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """What `run` says of the last `keep` columns. Hidden states are taken by hooks (`models.stack.tapped`), never here."""
         return self.run(self.embedded(layout.ids, state), layout, cache, state)[:, -keep:], None
 
-    def embedded(self, ids: Tensor, state: FramePrompt) -> Tensor:
+    def embedded(self, ids: Tensor, state: FramePrompt | FrameRows) -> Tensor:
         """Embeddings [R, M, D] of any ids [R, M, K] the engine knows: frames and prompt positions."""
         length, own = state.embeds.shape[1], ids[..., 0]
         embeds = self.embed(ids.clamp(max=self.size - 1))

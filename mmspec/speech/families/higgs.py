@@ -23,7 +23,7 @@ from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechSampling, sampling_defaults
-from mmspec.speech.families.frames import FrameModel, FramePrompt
+from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows
 from mmspec.speech.sampling.delay import NotYet, forced, frame_distribution, undelayed
 from mmspec.speech.sampling.ras import RepetitionAware, higgs
 from mmspec.speech.sound.stream import SoundStream
@@ -152,7 +152,7 @@ class HiggsAudio(FrameModel):
         prompt = self.processor.apply_chat_template([*turns, _said("user", text)], tokenize=False, add_generation_prompt=True)
         return self.processor(text=[prompt], add_special_tokens=False, return_tensors="pt", **sounds)
 
-    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FrameRows]:
         """Open the cache and the state of one generation; see the family protocol."""
         theirs = inputs.extra.model.config
         if (theirs.num_codebooks, theirs.codebook_size, theirs.vocab_size) != (self.books, self.size, self.model.config.vocab_size):
@@ -160,7 +160,7 @@ class HiggsAudio(FrameModel):
                 f"the drafter writes {self.books} books of {self.size} codes, the target {theirs.num_codebooks} of "
                 f"{theirs.codebook_size}: draft with a model of the same codec and tokenizer"
             )
-        return super().begin(model, inputs, capacity)
+        return SlotCache(self.layers, capacity), FrameRows(inputs)
 
     # --- the network --------------------------------------------------------------------------------------------------
 
@@ -169,7 +169,7 @@ class HiggsAudio(FrameModel):
         return self.model.model.embed_audio_tokens(frames)
 
     def forward(
-        self, model: Any, layout: Layout, cache: SlotCache, state: FramePrompt, keep: int, states: Sequence[int] = ()
+        self, model: Any, layout: Layout, cache: SlotCache, state: FrameRows, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Scores [R, keep, K, V]. Texts and frames pass through layers of their own, which the class chooses by the ids."""
         written = {"audio_input_ids": layout.ids.clamp(max=self.size - 1)}  # PAD columns may hold the prompt's ids
@@ -183,7 +183,7 @@ class HiggsAudio(FrameModel):
         ).last_hidden_state
         return self.model.audio_lm_head(hidden[:, -keep:]).unflatten(-1, (self.books, self.size)), None
 
-    def _opening(self, ids: Tensor, state: FramePrompt) -> dict[str, Tensor]:
+    def _opening(self, ids: Tensor, state: FrameRows) -> dict[str, Tensor]:
         """Inputs of columns of which some are the prompt's."""
         length, told = state.mask.shape[1], ids[..., 0] >= self.size
         place = (length - 1 - (ids[..., 0] - self.size)).clamp(0, length - 1)
@@ -192,7 +192,7 @@ class HiggsAudio(FrameModel):
         frames = torch.where(told[..., None], given, ids)
         return {"input_ids": words, "audio_input_ids": frames, "audio_input_ids_mask": self._places(words)}
 
-    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FrameRows) -> Tensor:
         """Scores of every column; see `forward`, which the engine calls."""
         return self.forward(self.model, layout, cache, prompt, layout.ids.shape[1])[0]
 

@@ -23,7 +23,7 @@ from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
 from mmspec.speech.families.base import SpeechSampling, sampling_defaults
 from mmspec.speech.families.delayed_codebooks import letters_of
-from mmspec.speech.families.frames import FrameModel, FramePrompt
+from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows
 from mmspec.speech.families.musicgen import music_stream, own_positions
 from mmspec.speech.sampling.delay import NoMore, NotYet, frame_distribution
 from mmspec.speech.sound.stream import SoundStream
@@ -125,7 +125,7 @@ class MusicgenMelody(FrameModel):
         """Return the prompts with unconditional rows behind; see `SpeechModel.paired`."""
         return self._prompt(replace(prompt.extra, paired=True))
 
-    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FramePrompt]:
+    def begin(self, model: Any, inputs: FramePrompt, capacity: int) -> tuple[SlotCache, FrameRows]:
         """As every family; a prompt that another model encoded is encoded anew, so that a small one can draft for a large one."""
         theirs = inputs.extra.model.config.decoder
         if (theirs.num_codebooks, theirs.vocab_size, theirs.audio_channels) != (self.books, self.codes, self.channels):
@@ -134,7 +134,7 @@ class MusicgenMelody(FrameModel):
                 "draft with a model of the same codec"
             )
         own = inputs if inputs.extra.model is self.model else self._prompt(replace(inputs.extra, model=self.model))
-        return super().begin(model, own, capacity)
+        return SlotCache(self.layers, capacity), FrameRows(own)
 
     # --- the network --------------------------------------------------------------------------------------------------
 
@@ -143,7 +143,7 @@ class MusicgenMelody(FrameModel):
         tables = self.model.decoder.model.decoder.embed_tokens
         return torch.stack([table(frames[..., book]) for book, table in enumerate(tables)]).sum(0)
 
-    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FramePrompt) -> Tensor:
+    def run(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: FrameRows) -> Tensor:
         """Return scores [R, M, K, V] after every column."""
         decoder = own_copy(self.model.decoder)
         with own_positions(decoder.model.decoder.embed_positions, layout):

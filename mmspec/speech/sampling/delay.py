@@ -15,9 +15,9 @@ from einops import rearrange, repeat
 from torch import Tensor
 
 from mmspec.core.distributions.frame import Frame
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History, ban
 from mmspec.core.processors.pipeline import Pipeline
-from mmspec.models.guidance import Guided
 from mmspec.utils.devices import to_device
 
 
@@ -26,11 +26,15 @@ def frame_distribution(scores: Tensor, history: History, processors: Pipeline) -
 
     Processors whose `frames` is True see whole frames, all others each book by itself, with that book's own history.
     """
-    if isinstance(processors, Guided):
-        scores, history = processors.before(scores, history)
+    by_row = isinstance(processors, RowPipelines)
+    return Frame(processors.by_group(scores, history, _formed) if by_row else _formed(processors, scores, history))
+
+
+def _formed(processors: Pipeline, scores: Tensor, history: History) -> Tensor:
+    scores, history = processors.before(scores, history)
     for step in processors.steps:
         scores = step(scores, history) if getattr(step, "frames", False) else _by_book(step, scores, history)
-    return Frame(scores)
+    return scores
 
 
 def _by_book(step: Any, scores: Tensor, history: History) -> Tensor:

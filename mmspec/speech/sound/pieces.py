@@ -5,10 +5,13 @@ from itertools import pairwise
 from math import isnan
 from statistics import pstdev
 from time import perf_counter
+from typing import Any
 
+import torch
 from torch import Tensor
 
-from mmspec.core.records import Committed
+from mmspec.core.result import Result
+from mmspec.speech.sound.speech import Speech
 from mmspec.speech.sound.stream import SoundStream
 
 
@@ -30,18 +33,19 @@ class Sounds:
         self.times: list[list[float]] = [[] for _ in range(rows)]  # seconds from the call to every piece
         self.dry, self.underruns = [float("inf")] * rows, [0] * rows  # when a listener has heard all that there is, and how often that was
 
-    def push(self, found: Committed) -> Iterator[tuple[int, Tensor]]:
+    def push(self, values: Sequence[Sequence[Any]], ended: Sequence[bool]) -> Iterator[tuple[int, Tensor]]:
         """Decode what a round committed.
 
         Args:
-            found: the round.
+            values: the steps of every row.
+            ended: True for rows that end with them.
 
         Yields:
             (row, piece) for every piece that it completes.
         """
         for row in sorted(self.open):
-            yield from self._told(row, self.streams[row].push(found.values[row]))
-            if found.ended[row]:
+            yield from self._told(row, self.streams[row].push(list(values[row])))
+            if ended[row]:
                 yield from self._end(row)
 
     def close(self) -> Iterator[tuple[int, Tensor]]:
@@ -63,6 +67,18 @@ class Sounds:
         """Return the standard deviation of the seconds between the pieces of a row; nan with fewer than three pieces."""
         times = self.times[row]
         return float("nan") if len(times) < 3 else pstdev(after - before for before, after in pairwise(times))
+
+    def speech(self, out: Result) -> Speech:
+        """Return what was said so far.
+
+        Args:
+            out: the steps of all rows.
+        """
+        waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in self.pieces]
+        return Speech(
+            out.tokens, out.lengths, out.stats, waves, self.rate, self.first, self.worst, self.seconds,
+            self.underruns, [self.jitter(row) for row in range(len(waves))],
+        )  # fmt: skip
 
     def _told(self, row: int, pieces: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:
         for piece in pieces:

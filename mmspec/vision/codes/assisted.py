@@ -21,7 +21,7 @@ from mmspec.drafters.jacobi.couplers import target_noise
 from mmspec.drafters.jacobi.windows import Window, WindowSession
 from mmspec.drafters.model.drafter import ModelDrafter, ModelSession
 from mmspec.drafters.shapes import Chain, Score
-from mmspec.models.guidance import Guided, GuidedRows, Pairs
+from mmspec.models.guidance import Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.shapes import draw_for
 from mmspec.vision.codes.shared_layers import SharedLayers
@@ -87,7 +87,7 @@ def assisted_drafter(small: ImageModel, prompt: Prompt, processors: Any, rule: A
     """
     family: Any = small
     target = HFTarget(small.model, family, processors, reserve=small.raster.length + room)
-    paired = Pairs(target) if isinstance(processors, Guided | GuidedRows) else target
+    paired = Pairs(target) if is_guided(processors) else target
     if window is None:
         return ModelDrafter(paired, Chain(draw_for(rule)), OwnPrompt(prompt))
     if rule.uses_q or not rule.coupled:

@@ -1,39 +1,20 @@
-"""Text jobs with continuous batching: a prompt starts when a row is free, so that no row waits for the longest one of a batch."""
+"""Jobs with continuous batching: a record starts when a row is free, so that no row waits for the longest one of a batch."""
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
 from mmspec.core.decode import OnStep
-from mmspec.loading.text import Pair
-from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.text import TextModel, TextWork
+from mmspec.serving.models.base import EngineModel, EngineWork
 from mmspec.serving.scheduler import Scheduler
 
 _PIECE = 2048  # columns of prompts that are run between two rounds: nobody waits for a single token of a job
 
 
-def joinable_model(pair: Pair) -> TextModel | None:
-    """Return target and drafter of a pair for `continued`.
-
-    Args:
-        pair: the pair.
-
-    Returns:
-        The model; None for pairs whose rows cannot join a running generation: see `mmspec.Engine`.
-    """
-    section, run = pair.config.drafter, pair.config.run
-    accept = "greedy" if pair.accept == "exact" and run.temperature == 0 else pair.accept
-    try:
-        given = {"draft_length": section.length, "tree": pair.tree, "stop_below": pair.stop_below, "view": pair.view}
-        return TextModel.of(pair.target, Request.of(drafter=pair.drafter, accept=accept, **given), None)
-    except ValueError:
-        return None
-
-
-def continued(model: TextModel, works: Iterator[TextWork], rows: int, on_step: OnStep = None) -> Iterator[list[int]]:
+def continued(model: EngineModel, works: Iterator[EngineWork], rows: int, on_step: OnStep = None) -> Iterator[Any]:
     """Run requests, each in a row of its own, at most `rows` at a time.
 
     Args:
@@ -43,13 +24,13 @@ def continued(model: TextModel, works: Iterator[TextWork], rows: int, on_step: O
         on_step: called with every round.
 
     Yields:
-        The tokens of every request, in the order of `works`.
+        The result of every request, in the order of `works`.
 
     Raises:
         Exception: what a request ended with, once it is its turn.
     """
     pending: deque[RequestHandle] = deque()
-    read: deque[TextWork] = deque()  # at most one, which is too long to begin together with others
+    read: deque[EngineWork] = deque()  # at most one, which is too long to begin together with others
 
     def take(most: int | None) -> RequestHandle | None:
         if not read:
@@ -64,6 +45,6 @@ def continued(model: TextModel, works: Iterator[TextWork], rows: int, on_step: O
         with torch.no_grad():  # not across a yield
             scheduler.step()
         while pending and pending[0].done:
-            yield pending.popleft().result(0).tokens[0].tolist()
+            yield pending.popleft().result(0)
         if not pending and not read and scheduler.idle:
             return
