@@ -37,7 +37,7 @@ from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures, way_of
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.generation import WINDOW, default_method
+from mmspec.vision.plan import WINDOW, default_method
 from mmspec.vision.quality.contact_sheets import temperature
 
 

@@ -149,7 +149,7 @@ def accept_rules() -> list[dict[str, str]]:
 def picture_methods() -> list[dict[str, str]]:
     """Return the names for `mmspec image --method`, from the table in the docstring of `mmspec.vision.codes.methods`."""
     from mmspec.vision.codes import methods
-    from mmspec.vision.generation import default_method
+    from mmspec.vision.plan import default_method
 
     lines = [line.strip("| ").split(" | ") for line in (methods.__doc__ or "").splitlines() if line.startswith("| ")]
     table = {name: cells for cells in lines[1:] for name in cells[0].split(", ")}

@@ -1,10 +1,8 @@
 """The decoding loop: draft a tree, score it in one forward, commit a part of it. It does not branch on modality or method."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
-
-import torch
 
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Charged, Control, PutsOff, chosen_once, expect_start, next_length
@@ -12,7 +10,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
 from mmspec.core.records import Step
 from mmspec.core.result import DecodeError, Generation, committed
-from mmspec.core.rows.changes import ChangesRows, joined_pending, pending_rows, refuse_fixed_rows, rows_of
+from mmspec.core.rows.rounds import RoundRows
 from mmspec.core.stats import RoundClock, Stats
 from mmspec.core.stopping import check_health
 from mmspec.utils.renamed import old_names
@@ -61,7 +59,7 @@ def decode(
         yield rounds.run()
 
 
-class Rounds:
+class Rounds(RoundRows):
     """A generation under way, round by round. Between two rounds, rows may leave it, and those of another one join it.
 
     Args:
@@ -159,51 +157,6 @@ class Rounds:
 
     def _next(self) -> int:
         return next_length(self.controller, self.proposer, self.pending, self.stopping, self.fixed)
-
-    @property
-    def joinable(self) -> bool:
-        """True once rows can be taken and joined: target and drafter have run their prompts."""
-        return all(part.joinable for part in self._parts())
-
-    def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some rows, in a new order; between rounds. See `ChangesRows`.
-
-        Args:
-            rows: numbers of the rows that stay.
-        """
-        for part in self._parts():
-            part.take_rows(rows)
-        self.pending, seeds = pending_rows(self.pending, rows), rows_of(self.noise.seeds, rows)
-        self.noise = replace(self.noise, seeds=seeds)
-        self.fixed = False
-
-    def join_rows(self, other: "Rounds") -> None:
-        """Append the rows of another generation with the same target, drafter and rule; between rounds. See `ChangesRows`.
-
-        Args:
-            other: the generation, not used afterwards.
-        """
-        for part, more in zip(self._parts(), other._parts(), strict=True):
-            part.join_rows(more)
-        self.pending, seeds = joined_pending(self.pending, other.pending), torch.cat([self.noise.seeds, other.noise.seeds])
-        self.noise = replace(self.noise, seeds=seeds)
-        self.fixed = False
-
-    def refuse_fixed_rows(self) -> None:
-        """Refuse what cannot let rows join and leave.
-
-        Raises:
-            ValueError: naming the target or the drafter.
-        """
-        for part in self._parts():
-            _ = part.joinable
-
-    def _parts(self) -> tuple[ChangesRows, ...]:
-        """What holds state by row. ValueError if a part cannot let rows join."""
-        named = {"the target": self.session, "the drafter": self.proposer, "stopping": self.stopping}
-        for role, part in named.items():
-            refuse_fixed_rows(part, role)
-        return tuple(named.values())  # pyright: ignore[reportReturnType]
 
 
 def run(

@@ -1,17 +1,16 @@
 """Keyed noise: every random number is a pure function of (the row's seed, output position, role, round start, branch).
 
-The generator is a counter-based hash (`core.hashing`): a key is the mix of its words, and the n-th number of a key's stream is
-mix(key + (n + 1) * gamma), so any token's noise can be computed without its neighbours'. Only wrapping 64-bit integer arithmetic is
-used: the bits, and the uniforms made from them, are the same on every device.
+The generator is a counter-based hash (`core.hashing`): a key is the mix of its words, and the n-th number of a key's stream is mix(key +
+(n + 1) * gamma), so any token's noise can be computed without its neighbours'. Only wrapping 64-bit integer arithmetic is used: the bits,
+and the uniforms made from them, are the same on every device.
 
-Roles that leave the round start out of the key give a position the same noise in every round. This couples the rounds. It is
-exact for the target's own draws, since a position is committed once, and for draft tokens under the coupled rule. Other draft
-tokens may share numbers between rounds only under rules where no draft token affects what is committed before it, so not under
-block verification.
+Roles that leave the round start out of the key give a position the same noise in every round. This couples the rounds. It is exact for
+the target's own draws, since a position is committed once, and for draft tokens under the coupled rule. Other draft tokens may share
+numbers between rounds only under rules where no draft token affects what is committed before it, so not under block verification.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cached_property
 from numbers import Integral
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from mmspec.core.gumbel import gumbel_best, gumbel_top
 from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, stream_bits, uniform
+from mmspec.core.rows.changes import rows_of
 
 
 class Role(IntEnum):
@@ -202,8 +202,16 @@ class Noise:
         seeds = given if several else [int(given[0]) + row for row in range(rows)]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")
-        wrapped = [(int(s) + 2**63) % 2**64 - 2**63 for s in seeds]
-        return Noise(torch.tensor(wrapped, dtype=torch.long, device=device), coupled)
+        wrapped = torch.tensor([(int(s) + 2**63) % 2**64 - 2**63 for s in seeds], dtype=torch.long, device=device)
+        return Noise(wrapped, coupled)
+
+    def take_rows(self, rows: Sequence[int]) -> "Noise":
+        """Return the noise of some rows."""
+        return replace(self, seeds=rows_of(self.seeds, rows))
+
+    def join_rows(self, other: "Noise") -> "Noise":
+        """Return the noise of these rows followed by the `other` ones."""
+        return replace(self, seeds=torch.cat([self.seeds, other.seeds]))
 
     @cached_property
     def _rows(self) -> dict[Role, Tensor]:
@@ -288,6 +296,4 @@ class Noise:
 
     def _keys(self, role: Role, position: Tensor, start: Tensor | None = None, branch: int | Tensor = 0) -> Keys:
         words = mix(self._mixed(role) ^ ((position + 1) * MIX_1))
-        if start is not None:
-            words = mix(words ^ ((start[:, None] + 1) * MIX_2 + branch))
-        return Keys(words)
+        return Keys(words if start is None else mix(words ^ ((start[:, None] + 1) * MIX_2 + branch)))

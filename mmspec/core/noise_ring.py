@@ -6,6 +6,7 @@ the same, bit for bit, as those of `Noise`. Used on CPUs for vocabularies below 
 a kernel that stores no noise.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from mmspec.core.gumbel import LARGE
 from mmspec.core.hashing import MIX_1, gumbel, mix, stream_bits
 from mmspec.core.noise import Keys, Noise, Role
+from mmspec.core.rows.changes import rows_of
 
 _MOST = 1 << 24  # numbers kept, 8 bytes each
 _AHEAD = 4  # positions held for each that a round draws, where the memory allows it
@@ -34,6 +36,19 @@ class GumbelRing:
         self.noise, self.role, self.least = noise, role, slots
         self.table = torch.empty(len(noise.seeds), 0, 0, dtype=torch.float64)  # [B, slots, V]
         self.held = torch.empty(len(noise.seeds), 0, dtype=torch.long)  # [B, slots] the position in each slot, -1 for none
+
+    def take_rows(self, noise: "RingNoise", rows: Sequence[int]) -> "GumbelRing":
+        """Return the ring of some rows, for their `noise`."""
+        found = GumbelRing(noise, self.role, self.least)
+        found.table, found.held = rows_of(self.table, rows), rows_of(self.held, rows)
+        return found
+
+    def join_rows(self, noise: "RingNoise", other: "GumbelRing") -> "GumbelRing":
+        """Return the ring of these rows and the `other` ones, for their `noise`; an empty one where the two are not of one size."""
+        found = GumbelRing(noise, self.role, self.least)
+        if self.table.shape[1:] == other.table.shape[1:]:
+            found.table, found.held = torch.cat([self.table, other.table]), torch.cat([self.held, other.held])
+        return found
 
     def fits(self, scores: Tensor) -> bool:
         """Return True if the noise of distributions `scores` [..., V] is kept.
@@ -158,6 +173,19 @@ class RingNoise(Noise):
     def _column(self) -> Tensor:
         """Row numbers [B, 1]."""
         return torch.arange(len(self.seeds))[:, None]
+
+    def take_rows(self, rows: Sequence[int]) -> "RingNoise":
+        """Return the noise of some rows, with the numbers that are kept of them."""
+        found = RingNoise(rows_of(self.seeds, rows), self.coupled, self.slots)
+        found._rings.update({role: ring.take_rows(found, rows) for role, ring in self._rings.items()})
+        return found
+
+    def join_rows(self, other: "RingNoise") -> "RingNoise":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Return the noise of these rows followed by the `other` ones, with the numbers that are kept of both."""
+        found = RingNoise(torch.cat([self.seeds, other.seeds]), self.coupled, self.slots)
+        both = self._rings.keys() & other._rings.keys()
+        found._rings.update({role: self._rings[role].join_rows(found, other._rings[role]) for role in both})
+        return found
 
     def value(self, position: Tensor) -> Keys:
         return self._kept(Role.VALUE, position)

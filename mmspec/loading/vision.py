@@ -16,11 +16,12 @@ from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
-from mmspec.vision.families.base import ImageModel, ImagePrompt, Size
+from mmspec.vision.families.base import ImageModel, Size
 from mmspec.vision.families.glm_image import GlmImage
 from mmspec.vision.families.imagegpt import ImageGPT
 from mmspec.vision.families.llamagen import T5Captions
-from mmspec.vision.generation import default_method
+from mmspec.vision.families.prompts import ImagePrompt
+from mmspec.vision.plan import default_method
 
 MINIS = ("mini", "vision", "vision-fashion")
 CONTINUOUS = {"continuous": "diffusion", "continuous-mixture": "mixture", "continuous-masked": "masked"}

@@ -2,42 +2,84 @@
 
 Rows come in pairs: row b of the conditional prompts, row B + b of the unconditional ones. Both score the same draft, and their scores are
 mixed, uncond + scale (cond - uncond), before any processor. Guidance is part of p, so a drafter that approximates p must apply it, too.
+Where rows are requests of their own, some of them may be guided: the unconditional rows of these come after all conditional ones.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.core.processors.by_row import Form, RowPipelines
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import rows_of
 from mmspec.models.target import HFSession, HFTarget, RankZeroChoice
 from mmspec.utils.devices import to_device
 
 
-def twice(draft: Draft) -> Draft:
-    """`draft` for both halves of the batch, without what only rules read."""
-    return replace(
-        draft,
-        nodes=torch.cat([draft.nodes, draft.nodes]),
-        parents=torch.cat([draft.parents, draft.parents]),
-        start=torch.cat([draft.start, draft.start]),
-        q=None,
-        drift=None,
-        score=None,
-    )
+@dataclass(frozen=True)
+class PairedRows:
+    """Which of B rows are guided. In the doubled batch the unconditional rows of these come after all B rows, in their order.
+
+    Args:
+        rows: B.
+        guided: numbers of the guided rows, ascending.
+    """
+
+    rows: int
+    guided: tuple[int, ...]
+
+    @property
+    def order(self) -> list[int]:
+        """The row of the B ones that each row of the doubled batch belongs to."""
+        return [*range(self.rows), *self.guided]
+
+    def doubled(self, part: Tensor) -> Tensor:
+        """Return `part` [B, ...] for the doubled batch."""
+        if len(self.guided) == self.rows:
+            return torch.cat([part, part])
+        return rows_of(part, self.order)
+
+    @cached_property
+    def places(self) -> dict[int, int]:
+        """The unconditional row of each guided one, in the doubled batch."""
+        return {row: self.rows + place for place, row in enumerate(self.guided)}
+
+    def both(self, healthy: Tensor) -> Tensor:
+        """Return which of the B rows are true, with their unconditional rows, in `healthy` [B + G] bool of the doubled batch."""
+        found = healthy[: self.rows].clone()
+        found[list(self.guided)] &= healthy[self.rows :]
+        return found
+
+    def take_rows(self, rows: Sequence[int]) -> tuple["PairedRows", list[int]]:
+        """Return these pairs of some rows, and the rows of the doubled batch that they are made of, in order."""
+        guided = tuple(new for new, row in enumerate(rows) if row in self.places)
+        return PairedRows(len(rows), guided), [*rows, *(self.places[rows[new]] for new in guided)]
+
+    def join_rows(self, other: "PairedRows") -> tuple["PairedRows", list[int]]:
+        """Return these pairs followed by the `other` ones, and the order of the rows of both doubled batches, one after the other."""
+        mine, theirs = self.rows + len(self.guided), other.rows + len(other.guided)
+        order = [*range(self.rows), *range(mine, mine + other.rows), *range(self.rows, mine), *range(mine + other.rows, mine + theirs)]
+        return PairedRows(self.rows + other.rows, (*self.guided, *(self.rows + row for row in other.guided))), order
 
 
-def twice_verdict(verdict: Verdict) -> Verdict:
-    """`verdict` for both halves of the batch, without its meters."""
+def twice(draft: Draft, pairs: PairedRows) -> Draft:
+    """`draft` for the doubled batch, without what only rules read."""
+    nodes, parents, start = (pairs.doubled(part) for part in (draft.nodes, draft.parents, draft.start))
+    return replace(draft, nodes=nodes, parents=parents, start=start, q=None, drift=None, score=None)
+
+
+def twice_verdict(verdict: Verdict, pairs: PairedRows) -> Verdict:
+    """`verdict` for the doubled batch, without its meters."""
     keep, values, count, accepted, judged = (
-        torch.cat([part, part]) for part in (verdict.keep, verdict.values, verdict.count, verdict.accepted, verdict.judged)
+        pairs.doubled(part) for part in (verdict.keep, verdict.values, verdict.count, verdict.accepted, verdict.judged)
     )
-    return Verdict(keep, values, count, twice(verdict.pending), accepted, judged)
+    return Verdict(keep, values, count, twice(verdict.pending, pairs), accepted, judged)
 
 
 @dataclass(frozen=True)
@@ -68,50 +110,56 @@ class Guided(Pipeline):
 
 
 @dataclass(frozen=True)
-class GuidedRows:
-    """`Guided` processors of their own for every pair: requests of different settings in one generation.
+class GuidedRows(RowPipelines):
+    """A pipeline for every row, of which G of B are guided: scores [B + G, N, *value] of the doubled batch become [B, N, *value].
 
     Args:
-        pairs: the processors of every pair, each as for a batch of one pair.
+        rows: a pipeline for each of the B rows, `Guided` by a number where the row is guided; then None for each unconditional row.
     """
 
-    pairs: RowPipelines
+    rows: tuple[Pipeline | None, ...]  # pyright: ignore[reportIncompatibleVariableOverride]
 
-    idle = False
+    idle = False  # pyright: ignore[reportAssignmentType]
+
+    @staticmethod
+    def of(pipelines: Sequence[Pipeline]) -> "GuidedRows":
+        """Make the processors of B rows, each with its own pipeline, `Guided` or not."""
+        return GuidedRows((*pipelines, *(None for own in pipelines if isinstance(own, Guided))))
+
+    @cached_property
+    def own(self) -> RowPipelines:
+        """The pipelines of the B rows."""
+        return RowPipelines(tuple(each for each in self.rows if each is not None))
+
+    @cached_property
+    def pairs(self) -> PairedRows:
+        """The rows that are guided."""
+        guided = [row for row, each in enumerate(self.own.rows) if isinstance(each, Guided)]
+        return PairedRows(len(self.own.rows), tuple(guided))
+
+    @property
+    def groups(self) -> list[tuple[Pipeline, list[int]]]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Different pipelines, each with its rows of the B ones."""
+        return self.own.groups
 
     @property
     def reads_paths(self) -> bool:
-        """True if a processor of any pair reads more of a history than positions."""
-        return self.pairs.reads_paths
+        """True if a processor of any row reads more of a history than positions."""
+        return self.own.reads_paths
 
     @property
     def repairs(self) -> bool:
-        """True if the processors of all pairs replace NaN and infinities."""
-        return self.pairs.repairs
+        """True if the processors of all rows replace NaN and infinities."""
+        return self.own.repairs
 
-    @property
-    def silent(self) -> "GuidedRows":
-        """These processors: none is reported."""
-        return self
-
-    def take_rows(self, rows: Sequence[int]) -> "GuidedRows":
-        """Return the processors of some pairs."""
-        return GuidedRows(self.pairs.take_rows(rows))
-
-    def join_rows(self, other: "GuidedRows") -> "GuidedRows":
-        """Return these processors followed by the `other` ones."""
-        return GuidedRows(self.pairs.join_rows(other.pairs))
-
-    def by_group(self, scores: Tensor, history: History, form: Form) -> Tensor:
-        """As `RowPipelines.by_group`, for scores [2B, N, *value] of pairs."""
-        return self.pairs.by_group(scores, history, form, rows_each=2)
-
-    def __call__(self, scores: Tensor, history: History) -> Tensor:
-        return self.by_group(scores, history, lambda own, scores, history: own(scores, history))
+    def scored(self, members: list[int]) -> list[int]:
+        """Return the rows of scores that some rows are made of: their own, and the unconditional ones of those that are guided."""
+        places = self.pairs.places
+        return [*members, *(places[row] for row in members if row in places)]
 
 
 def is_guided(processors: Any) -> bool:
-    """Return True if processors make one distribution of two rows.
+    """Return True if processors make one distribution of two rows, in all rows or in some.
 
     Args:
         processors: of a target.
@@ -121,9 +169,12 @@ def is_guided(processors: Any) -> bool:
 
 @dataclass(frozen=True)
 class Pairs:
-    """A target over pairs of prompts with `Guided` processors; it has B rows for the loop. ValueError for other processors."""
+    """A target over pairs of prompts with `Guided` processors, or over some pairs with `GuidedRows`; it has B rows for the loop.
 
-    doubled: HFTarget  # over 2B rows
+    ValueError for other processors.
+    """
+
+    doubled: HFTarget  # over B + G rows
 
     def __post_init__(self):
         if not is_guided(self.doubled.processors):
@@ -140,18 +191,25 @@ class Pairs:
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.
 
-        `prompt` holds 2B rows, conditional ones first. The last prompt value of both halves must be the same.
+        `prompt` holds B + G rows, conditional ones first. The last prompt value of both rows of a pair must be the same.
         """
         session, pending = self.doubled.begin(prompt)
-        rows = len(pending.start) // 2
-        return PairedSession(session), Draft.root(pending.nodes[:rows, 0], pending.start[:rows])
+        found: Any = self.doubled.processors
+        count = len(pending.start) // 2
+        pairs = found.pairs if isinstance(found, GuidedRows) else PairedRows(count, tuple(range(count)))
+        return PairedSession(session, pairs), Draft.root(pending.nodes[: pairs.rows, 0], pending.start[: pairs.rows])
 
 
 class PairedSession:
-    """One generation over pairs of rows."""
+    """One generation over rows of which some or all are pairs.
 
-    def __init__(self, doubled: HFSession):
-        self.doubled = doubled
+    Args:
+        doubled: the session of the doubled batch.
+        pairs: the rows that are guided.
+    """
+
+    def __init__(self, doubled: HFSession, pairs: PairedRows):
+        self.doubled, self.pairs = doubled, pairs
 
     @property
     def scored(self) -> int:
@@ -159,56 +217,42 @@ class PairedSession:
         return self.doubled.scored
 
     def score(self, draft: Draft) -> Scored:
-        """One forward of both halves. Hidden states, if requested, are those of all 2B rows."""
-        scored = self.doubled.score(twice(draft))
+        """One forward of all rows. Hidden states, if requested, are those of the doubled batch."""
+        scored = self.doubled.score(twice(draft, self.pairs))
         assert scored.healthy is not None
-        return replace(scored, healthy=scored.healthy.view(2, -1).all(0))
+        return replace(scored, healthy=self.pairs.both(scored.healthy))
 
     def commit(self, keep: Tensor, most: int) -> None:
-        self.doubled.commit(torch.cat([keep, keep]), most)
-
-    # --- rows that join and leave -------------------------------------------------------------------------------------
+        self.doubled.commit(self.pairs.doubled(keep), most)
 
     @property
     def context(self) -> Any:
-        """The prompt while it waits; see `HFSession`."""
+        """The prompts while they wait; see `HFSession`."""
         return self.doubled.context
 
     @property
-    def waiting(self) -> int:
-        """Columns of the prompt that have not been run; see `core.rows.changes.RunsPrompt`."""
-        return self.doubled.waiting
-
-    def prefill(self, columns: int) -> bool:
-        """Run a piece of the prompt; see `core.rows.changes.RunsPrompt`."""
-        return self.doubled.prefill(columns)
-
-    @property
     def joinable(self) -> bool:
-        """True once the prompt is cached; see `core.rows.changes.ChangesRows`."""
+        """True once the prompts are cached; see `core.rows.changes.ChangesRows`. ValueError without `GuidedRows`."""
+        if not isinstance(self.doubled.target.processors, GuidedRows):
+            raise ValueError("guidance has one scale for the whole batch, so that rows cannot join: give every row its own")
         return self.doubled.joinable
 
     def take_rows(self, rows: Sequence[int]) -> None:
-        """Keep some pairs; see `core.rows.changes.ChangesRows`."""
-        pairs = len(self.doubled.lengths) // 2
-        self._form(lambda processors: processors.take_rows(rows))
-        self.doubled.take_rows([*rows, *(pairs + row for row in rows)])
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.pairs, own = self.pairs.take_rows(rows)
+        self.doubled.take_rows(own)
 
     def join_rows(self, other: "PairedSession") -> None:
-        """Append the pairs of another session; see `core.rows.changes.ChangesRows`. Conditional rows stay the first ones."""
-        mine, theirs = len(self.doubled.lengths) // 2, len(other.doubled.lengths) // 2
-        self._form(lambda processors: processors.join_rows(other.doubled.target.processors))
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        self.pairs, order = self.pairs.join_rows(other.pairs)
         self.doubled.join_rows(other.doubled)
-        halves = [[*_half(half, mine), *(2 * mine + row for row in _half(half, theirs))] for half in (0, 1)]
-        self.doubled.take_rows(halves[0] + halves[1])
+        self.doubled.take_rows(order)
 
-    def _form(self, change: Callable[[Any], Any]) -> None:
-        """Change the processors of the pairs, where they are by pair."""
-        target = self.doubled.target
-        if isinstance(target.processors, GuidedRows):
-            self.doubled.target = replace(target, processors=change(target.processors))
+    @property
+    def waiting(self) -> int:
+        """Columns of the prompts that have not been run."""
+        return self.doubled.waiting
 
-
-def _half(half: int, pairs: int) -> range:
-    """The rows of one half of some pairs."""
-    return range(half * pairs, (half + 1) * pairs)
+    def prefill(self, columns: int) -> bool:
+        """Run a piece of the prompts; see `core.rows.changes.RunsPrompt`."""
+        return self.doubled.prefill(columns)

@@ -16,7 +16,7 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import request_options
+from mmspec.serving.models.base import options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.openmp import release_threads
 from mmspec.serving.scheduler import EngineCounts, Scheduler
@@ -25,13 +25,13 @@ from mmspec.serving.scheduler import EngineCounts, Scheduler
 class Engine:
     """Serves requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
 
-    A request's tokens are those that `mmspec.text.generate` gives for it alone, with the same seed, whatever runs beside it; those of a
-    speech model, and its samples, are those of `mmspec.speech.synthesize`. One thread drives the model. Use it as a context manager:
-    leaving it waits for all requests, or cancels them after an exception.
+    A request's tokens are those that the modality's own call gives for it alone (`mmspec.text.generate`, `mmspec.speech.synthesize`,
+    `mmspec.vision.generate` with accept="exact"), with the same seed, whatever runs beside it. One thread drives the model. Use it as a
+    context manager: leaving it waits for all requests, or cancels them after an exception.
 
     Args:
-        target: a transformers causal language model, in eval mode, on one device; or a speech model as `mmspec.speech.synthesize` takes
-            it, of one network.
+        target: a transformers causal language model, in eval mode, on one device; a speech model as `mmspec.speech.synthesize` takes it, of
+            one network; or an image model of codes: an adapter (`mmspec.vision.ImageModel`), or a model that makes pictures only.
         drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
         accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
             drawing of noise; or another token-exact rule.
@@ -43,6 +43,7 @@ class Engine:
         max_queue: most requests that wait for a row.
         piece: columns of prompts that are run between two rounds: longer prompts are run in pieces, so that they do not hold up the rows
             that generate.
+        settings: what else all requests share: of image models `method`, `size`, `couple` and `init`, as in `mmspec.vision.generate`.
 
     Raises:
         ValueError: for models, drafters and rules that an engine cannot serve, and for numbers out of range.
@@ -61,12 +62,13 @@ class Engine:
         max_length: int | None = None,
         max_queue: int = 256,
         piece: int = 256,
+        **settings: Any,
     ):
         check(max_rows=max_rows, max_queue=max_queue, piece=piece, max_length=max_length)
         if draft_length == 0:
             drafter = None
         request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)
-        self.model = engine_model(target, request, max_length)
+        self.model = engine_model(target, request, max_length, settings)
         self.max_queue = max_queue
         self._waiting: list[tuple[int, int, RequestHandle]] = []  # a heap: largest priority first, then in order of arrival
         self._numbers = count()
@@ -83,11 +85,11 @@ class Engine:
 
         Args:
             inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding; for a
-                speech model a text, or what its processor returned for one.
+                speech model a text, for an image model what to draw (a text, a class), or what its processor returned for one.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
-            options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions` and
-                `serving.models.speech.SpeechOptions`.
+            options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions`,
+                `serving.models.speech.SpeechOptions` and `serving.models.pictures.PictureOptions`.
 
         Returns:
             The handle.
@@ -99,7 +101,7 @@ class Engine:
         """
         check(priority=priority)
         with torch.no_grad():
-            work = self.model.read(inputs, request_options(self.model.options, options))
+            work = self.model.read(inputs, options_of(self.model.options, options, "option of this engine's requests"))
         handle = RequestHandle(work, priority, self.model.rule.exactness)
         until = None if wait is None else monotonic() + wait
         with self._changed:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from mmspec.vision.drop_in.pipeline import PipelineOutput
     from mmspec.vision.drop_in.speculate import speculate
     from mmspec.vision.families import image_model
-    from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt
+    from mmspec.vision.families.base import ImageModel
     from mmspec.vision.families.llamagen_layers import LlamaGenConfig
     from mmspec.vision.families.llamagen_network import LlamaGen
+    from mmspec.vision.families.prompts import ImagePrompt, Prompt
     from mmspec.vision.generation import Pictures, generate
 else:
     _MODULES = {
@@ -27,7 +28,7 @@ else:
         "ContinuousPictures": "continuous.methods",
         "Denoised": "diffusion.pipeline",
         "ImageModel": "families.base",
-        "ImagePrompt": "families.base",
+        "ImagePrompt": "families.prompts",
         "LlamaGen": "families.llamagen_network",
         "LlamaGenConfig": "families.llamagen_layers",
         "METHODS": "codes.methods",
@@ -36,7 +37,7 @@ else:
         "Pictures": "generation",
         "Pipeline": "drop_in.pipeline:ImagePipeline",
         "PipelineOutput": "drop_in.pipeline",
-        "Prompt": "families.base",
+        "Prompt": "families.prompts",
         "Sampling": "continuous.latents",
         "CONTINUOUS_METHODS": "continuous.methods",
         "accelerate": "drop_in.accelerate",

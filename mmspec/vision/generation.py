@@ -1,44 +1,35 @@
 """`mmspec.vision.generate`: image generation by speculative decoding, with autoregressive image models."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.core.control import Control, Fixed
+from mmspec.core.control import Control
 from mmspec.core.decode import OnStep, each
 from mmspec.core.decode import generate as run
-from mmspec.core.draft_length.window_cost import LADDER, WindowCost, in_flight
 from mmspec.core.noise import Noise
-from mmspec.core.noise_ring import RingNoise
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.raster import Grammar
 from mmspec.core.result import Generation, Result
-from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
+from mmspec.core.rules.base import Accept
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
-from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
-from mmspec.drafters.none import NoDraft
-from mmspec.models.guidance import Guided, Pairs
-from mmspec.models.target import HFTarget
-from mmspec.run.arguments import check, check_drafted, check_rows, shown
-from mmspec.run.draft_length import control_of
+from mmspec.drafters.jacobi.initialisers import Initialiser
+from mmspec.models.guidance import Guided
+from mmspec.run.arguments import check, check_rows, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.run.rules import rule_of
-from mmspec.run.shapes import Tree, shape_of
-from mmspec.utils.names import unknown
+from mmspec.run.shapes import Tree
 from mmspec.utils.renamed import once_positional
-from mmspec.vision.checkpoints.drafters import load_image_drafter
 from mmspec.vision.checkpoints.latents import load_latent_drafter
-from mmspec.vision.codes.assisted import assisted_drafter, small_image_model
 from mmspec.vision.codes.methods import Method
-from mmspec.vision.codes.registry import check_read, method_of, names_method
+from mmspec.vision.codes.registry import names_method
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
@@ -47,12 +38,7 @@ from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
-
-WINDOW = 32
-"""Default number of codes per forward."""
-CHAIN = 6
-"""The same where a smaller model drafts all of them."""
-_HEAD = 0.02  # of a picture's values: what window="auto" may lose before it decodes plainly
+from mmspec.vision.plan import PicturePlan, control_for
 
 
 @dataclass(frozen=True)
@@ -161,44 +147,31 @@ def generate(
     refuse("models of continuous tokens, and this one writes codes", sampling=sampling, draft_steps=draft_steps)
     found = image_model(model)
     found = (found if size is None else found.resized(size)).prepared(prompts)
-    drafter = load_image_drafter(drafter, found) if isinstance(drafter, str | Path) else drafter
-    method = default_method(drafter) if method is None else method
-    accept = rule_of(accept, temperature) if isinstance(accept, str) else accept
-    plan = method_of(method, accept=accept, couple=couple, init=initialiser_of(init))
-    check_read(plan, method, drafter=drafter, tree=tree, window=window, accept=accept, couple=couple, init=init, drift_budget=drift_budget)
+    plan = PicturePlan.of(
+        found, method, drafter, window=window, tree=tree, couple=couple, init=init, drift_budget=drift_budget,
+        accept=rule_of(accept, temperature) if isinstance(accept, str) else accept,
+    )  # fmt: skip
     scale = scale_of(guidance)
     distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=scale is not None)
     rows = len(prompt.mask) // (1 if scale is None else 2)
     check_rows(rows, guidance=guidance, temperature=temperature, top_k=top_k, top_p=top_p)
-    device = prompt.embeds.device
-    noise = Noise.from_seed(seed, rows, device)
-    watch = CommittedRuns(found.raster, rows)
-    if plan.rows is not None:
+    plan = plan.windowed(window, len(prompt.mask))
+    noise = Noise.from_seed(seed, rows, prompt.embeds.device)
+    if plan.method.rows is not None:
         refuse("methods that write cell by cell, and this one writes rows side by side", capture=capture or None)
-        out = generate_rows(found, prompt, plan=plan.rows, processors=distributions, guidance=scale, noise=noise, on_step=on_step)
+        out = generate_rows(found, prompt, plan=plan.method.rows, processors=distributions, guidance=scale, noise=noise, on_step=on_step)
         return _pictures(found, out, None)
-    rule = _budgeted(plan.rule(found), drift_budget)
-    plan = plan if tree is None else replace(plan, shape=shape_of(tree, rule))
-    usual = CHAIN if plan.assisted and plan.couple is None else WINDOW
-    control, most = control_for(usual if window is None else window, len(prompt.mask), device, found.raster.length)
-    if plan.assisted:
-        small, room = small_image_model(found, drafter), None if plan.couple is None else most
-        proposer = assisted_drafter(small, prompts, distributions, scale, rule, room, most) if most > 1 else NoDraft()
-    else:
-        proposer = plan.drafter(found, rule, most, found.drafter if drafter is None else drafter) if most > 1 else NoDraft()
-    distributions = distributions if scale is None else Guided(distributions.steps, scale)
-    family: Any = found  # its prompts are `Prompt`s
-    target = HFTarget(found.model, family, distributions, reserve=found.raster.length + most)
-    target = target.capture(target.reserve) if capture else target
+    watch = CommittedRuns(found.raster, rows)
+    processors = distributions if scale is None else Guided(distributions.steps, scale)
     out = run(
-        target if scale is None else Pairs(target),
-        proposer,
-        rule,
+        plan.target(processors, capture),
+        plan.proposer(processors, lambda small: small.encode(prompts, guided=scale is not None)),
+        plan.rule,
         prompt,
-        stopping=DefaultStopping(rows, found.raster.length, device=device),
-        noise=RingNoise.of(noise, most + 1),
-        control=Fixed(0) if isinstance(proposer, NoDraft) else control,
+        stopping=DefaultStopping(rows, found.raster.length, device=prompt.embeds.device),
+        noise=plan.noise(noise),
+        control=plan.control,
         on_step=each(watch, on_step),
     )
     return _pictures(found, out, watch.picture())
@@ -215,13 +188,6 @@ def _window(window: Any, draft_length: Any) -> Any:
             f"window is {window!r} and draft_length is {draft_length!r}: a window is the draft and the pending token, give one"
         )
     return draft_length + 1 if isinstance(draft_length, int) else draft_length
-
-
-def default_method(drafter: Any = None) -> str:
-    """Return the default method of `generate` for codes, with a `drafter` or without."""
-    if drafter is None:
-        return "jacobi"
-    return "eagle" if hasattr(drafter, "guide") else "assisted-jacobi"
 
 
 def _continuous(
@@ -266,33 +232,3 @@ def _continuous(
         on_step=on_step,
     )
     return _pictures(found, out, None)
-
-
-def initialiser_of(init: str | Initialiser | None) -> Initialiser | None:
-    """Return the initialiser of that name; None for None. ValueError lists the names."""
-    if not isinstance(init, str):
-        return init
-    if init not in INITIALISERS:
-        raise unknown("initialiser", init, INITIALISERS)
-    return INITIALISERS[init]
-
-
-def _budgeted(rule: Accept, budget: float | None) -> Accept:
-    """Return `rule` with a drift budget. Exact rules are returned unchanged."""
-    if budget is None or rule.exactness not in (GROUP_EXACT, LOSSY):
-        return rule
-    inner = getattr(getattr(rule, "siblings", None), "rule", None)
-    if inner is not None:  # a relaxed rule at work in a tree
-        return replace(rule, siblings=replace(rule.siblings, rule=replace(inner, budget=budget)))  # pyright: ignore
-    if not hasattr(rule, "budget"):
-        raise ValueError(f"{type(rule).__name__} has no drift budget: leave drift_budget out, or choose cool-sd, lantern or gsd")
-    return replace(rule, budget=budget)  # pyright: ignore[reportArgumentType]
-
-
-def control_for(window: int | str | Control, rows: int, device: torch.device, work: int) -> tuple[Control, int]:
-    """Return the controller of the window and its largest number of tokens. `work` is the number of tokens of a picture."""
-    if isinstance(window, int):
-        check_drafted("window", window, work)
-        return control_of(window - 1), window
-    plan = WindowCost(first=in_flight(rows, device.type == "cuda") - 1, head=max(2.0, _HEAD * work))
-    return control_of(window, auto=lambda: plan, thompson=False, name="window", unit="tokens"), LADDER[-1] + 1

@@ -223,7 +223,7 @@ def test_several_prompts_are_not_one_request(model):
     [
         ({"max_rows": 0}, "max_rows is 0"),
         ({"accept": "token"}, "accept rule Token is distribution-exact, so that outputs would depend on the requests beside them"),
-        ({"drafter": "jacobi"}, "keeps states of the whole batch"),
+        ({"drafter": "lookahead"}, "keeps states of the whole batch"),
         ({"draft_length": -1}, "draft_length is -1"),
     ],
 )

@@ -8,7 +8,7 @@ from tempfile import TemporaryDirectory
 import pytest
 import torch
 
-from mmspec.models.guidance import PairedSession
+from mmspec.models.guidance import PairedRows
 from mmspec.speech import load, synthesize
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.csm import CsmModel
@@ -102,15 +102,14 @@ def test_likeliest_codes_need_an_engine_that_takes_them():
 
 
 def test_pairs_mixed_up_are_heard(monkeypatch):
-    """The equality above fails where the unconditional rows of pairs that join stay behind those of others."""
-    monkeypatch.setattr(
-        PairedSession,
-        "join_rows",
-        lambda self, other: (
-            self._form(lambda processors: processors.join_rows(other.doubled.target.processors)),
-            self.doubled.join_rows(other.doubled),
-        ),
-    )
+    """The equality above fails where pairs that join get the unconditional rows of others."""
+    own = PairedRows.join_rows
+
+    def swapped(self, other):
+        pairs, order = own(self, other)
+        return pairs, [*order[: pairs.rows], *reversed(order[pairs.rows :])]
+
+    monkeypatch.setattr(PairedRows, "join_rows", swapped)
     assert not all(served("musicgen", 3.0, False))
 
 

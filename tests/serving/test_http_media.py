@@ -3,6 +3,7 @@
 import base64
 import io
 import json
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Event
 
@@ -18,6 +19,7 @@ import mmspec
 from mmspec.serving.http.endpoints.speech import longest_sound
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
+from mmspec.serving.scheduler import Scheduler
 from mmspec.speech.sound.files import sound_bytes
 from tests.serving.web import WAIT, post, running, until
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
@@ -82,6 +84,33 @@ def test_pictures_are_refused_by_name(client):
         with pytest.raises(openai.BadRequestError) as refused:
             client.images.generate(**({"model": "mini-image", "prompt": "a large red star top left"} | options))
         assert words in refused.value.body["message"]
+
+
+def test_pictures_of_several_clients_share_a_generation(site, monkeypatch):
+    """Requests come while a picture is drawn; those that wait begin together, and each gets its own picture."""
+    served, opened, joined = site.models.image, Event(), []
+    own = Scheduler._begin
+
+    def held(self):
+        assert opened.wait(WAIT)
+        own(self)
+        joined.append(self.rows)
+
+    monkeypatch.setattr(Scheduler, "_begin", held)
+    prompts = served.loaded.examples[:3]
+    with ThreadPoolExecutor() as pool:
+        bodies = [{"prompt": prompt, "seed": 4 + row, "guidance": 1.0 + row} for row, prompt in enumerate(prompts[:2])]
+        answers = [pool.submit(httpx.post, f"{site.url}/v1/images/generations", json=body, timeout=WAIT) for body in bodies]
+        until(lambda: served.queued == LIMITS.max_queue)
+        full = httpx.post(f"{site.url}/v1/images/generations", json={"prompt": prompts[2]}, timeout=WAIT)
+        assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
+        opened.set()
+        found = [answer.result(WAIT).json()["data"][0]["b64_json"] for answer in answers]
+    for row, (prompt, data) in enumerate(zip(prompts, found, strict=False)):
+        out = mmspec.vision.generate(served.loaded.model, [prompt], seed=4 + row, guidance=1.0 + row)
+        picture = Image.open(io.BytesIO(base64.b64decode(data)))
+        assert np.array_equal(np.asarray(picture), np.asarray(out.images[0].convert("RGB")))
+    assert max(joined) == 2
 
 
 # --- speech -----------------------------------------------------------------------------------------------------------
@@ -249,26 +278,23 @@ def test_recommendations_are_refused_by_name(site):
 
 @pytest.fixture
 def busy(site):
-    """The worker of pictures and the engine of speech are busy, until the test ends or sets the event."""
+    """The engine of speech is busy, until the test ends or sets the event."""
     opened = Event()
-    job = site.models.image.worker.submit(lambda job: opened.wait(WAIT))
 
     def held(scores, history):
         assert opened.wait(WAIT)
         return scores
 
     handle = site.models.speech.engine.submit(TEXT, max_seconds=0.1, samplers=[held])
-    until(lambda: site.models.image.running and site.models.speech.running)
+    until(lambda: site.models.speech.running)
     yield opened
     opened.set()
-    job.future.result(WAIT)
     handle.result(WAIT)
 
 
 @pytest.mark.parametrize(
     ("kind", "path", "body"),
     [
-        ("image", "/v1/images/generations", {"prompt": "a large red star top left"}),
         ("speech", "/v1/audio/speech", {"input": TEXT}),
         ("speech", "/v1/audio/speech", {"input": TEXT, "response_format": "pcm"}),
     ],

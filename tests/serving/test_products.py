@@ -2,8 +2,9 @@
 
 import pytest
 
-from mmspec.core import decode
+from mmspec.core.noise import Noise
 from mmspec.core.processors.by_row import RowPipelines
+from mmspec.core.rows import rounds
 from mmspec.drafters.retrieval.host import HostSession
 from mmspec.models.slot_cache import SlotCache
 from mmspec.serving.scheduler import Scheduler
@@ -13,7 +14,7 @@ from tests.drafters.sources import GROWN, NAMED, OWN_FORM, World
 from tests.serving.traffic import Asked, scheduler_for, serve
 
 FIXED = {  # what keeps states of the whole batch
-    *("name jacobi", "name lookahead", "jacobi-uniform", "jacobi-drawn", "lookahead", "lookahead-drawn"),
+    *("name lookahead", "lookahead", "lookahead-drawn"),
     *("cascade", "cascade-of-the-target", "relay", "relay-of-models"),
 }
 TREES = dict(zip(GROWN, [NAMED[list(NAMED)[place % len(NAMED)]] for place in range(len(GROWN))], strict=True))
@@ -102,8 +103,8 @@ def rotated(rows, count):
 
 
 MUTANTS = {  # each part gives its rows another row's state when some leave
-    "noise": (decode, "rows_of", lambda own: lambda found, rows: own(found, rotated(rows, len(found)))),
-    "pending": (decode, "pending_rows", lambda own: lambda pending, rows: own(pending, rotated(rows, len(pending.start)))),
+    "noise": (Noise, "take_rows", lambda own: lambda self, rows: own(self, rotated(rows, len(self.seeds)))),
+    "pending": (rounds, "pending_rows", lambda own: lambda pending, rows: own(pending, rotated(rows, len(pending.start)))),
     "cache": (SlotCache, "take_rows", lambda own: lambda self, rows: own(self, range(len(rows)))),
     "processors": (RowPipelines, "take_rows", lambda own: lambda self, rows: own(self, rotated(rows, len(self.rows)))),
 }

@@ -10,7 +10,7 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import request_options
+from mmspec.serving.models.base import EngineModel, options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
 
@@ -34,25 +34,29 @@ class Asked:
 
 
 def scheduler_for(model: Any, drafter: Any = None, max_rows: int = 8, piece: int = 64, **shared: Any) -> tuple[Scheduler, deque]:
-    """A scheduler, and the queue that it takes requests from, in order."""
+    """A scheduler of texts, and the queue that it takes requests from, in order."""
+    return scheduler_of(engine_model(model, Request.of(drafter=drafter, **shared), None), max_rows, piece)
+
+
+def scheduler_of(model: EngineModel, max_rows: int = 8, piece: int = 64) -> tuple[Scheduler, deque]:
+    """A scheduler of an engine's model, and the queue that it takes requests from, in order."""
     waiting: deque[RequestHandle] = deque()
 
     def take(most: int | None) -> RequestHandle | None:
         return waiting.popleft() if waiting and (most is None or waiting[0].work.columns <= most) else None
 
-    request = Request.of(drafter=drafter, **shared)
-    return Scheduler(engine_model(model, request, None), max_rows, piece, take), waiting
+    return Scheduler(model, max_rows, piece, take), waiting
 
 
 @torch.no_grad()
-def serve(scheduler: Scheduler, waiting: deque, asked: Sequence[Asked], most: int = 100_000) -> list[RequestHandle]:
+def serve(scheduler: Scheduler, waiting: deque, asked: Sequence[Any], most: int = 100_000) -> list[RequestHandle]:
     """Submit every request before the step in which it arrives, and run until all have ended."""
     handles: list[RequestHandle] = []
     coming = deque(sorted(asked, key=lambda each: each.arrives))
     for step in range(most):
         while coming and coming[0].arrives <= step:
             each = coming.popleft()
-            work = scheduler.model.read(each.inputs, request_options(scheduler.model.options, each.options))
+            work = scheduler.model.read(each.inputs, options_of(scheduler.model.options, each.options, "option"))
             handles.append(RequestHandle(work, each.priority, scheduler.model.rule.exactness))
             waiting.append(handles[-1])
         if not coming and not waiting and scheduler.idle:

@@ -19,7 +19,8 @@ from mmspec.drafters.none import NoDraft
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.codes.rows import generate_rows
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 
 WIDE = 6  # of an embedding
 

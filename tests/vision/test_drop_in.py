@@ -173,8 +173,8 @@ def test_places_are_the_classs_own():
         )
         for row, real in enumerate(prompt["attention_mask"].bool()):
             size = int(real.sum())
-            assert torch.equal(table[:, row, :size], own[:, row, real])
-            assert torch.equal(table[:, row, size : size + length(images)], fresh.model._cached_decode_position_ids[row])
+            assert torch.equal(table[row, :, :size], own[:, row, real])
+            assert torch.equal(table[row, :, size : size + length(images)], fresh.model._cached_decode_position_ids[row])
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from mmspec.cli import app
 from mmspec.jobs.pictures import PictureTotals
 from mmspec.loading.vision import MINI_GUIDANCE, load_image_model
 from mmspec.vision.codes.methods import METHODS
-from mmspec.vision.generation import default_method
+from mmspec.vision.plan import default_method
 from mmspec.vision.quality.contact_sheets import RAMP, sheet, temperature
 from tests.commands import refused, runner
 from tests.vision import small_minis, small_models

@@ -1,7 +1,7 @@
 """A pipeline for every row: requests of different settings in one generation."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -65,7 +65,7 @@ class RowPipelines:
     @property
     def silent(self) -> "RowPipelines":
         """These pipelines, of which none is reported."""
-        return RowPipelines(tuple(Pipeline(own.steps) if isinstance(own, ReportingPipeline) else own for own in self.rows))
+        return replace(self, rows=tuple(Pipeline(own.steps) if isinstance(own, ReportingPipeline) else own for own in self.rows))
 
     def report(self, scores: Tensor, history: History) -> ReportedScores | None:
         """Return the scores that are reported.
@@ -91,36 +91,39 @@ class RowPipelines:
 
     def take_rows(self, rows: Sequence[int]) -> "RowPipelines":
         """Return the pipelines of some rows."""
-        return RowPipelines(tuple(self.rows[row] for row in rows))
+        return replace(self, rows=tuple(self.rows[row] for row in rows))
 
     def join_rows(self, other: "RowPipelines") -> "RowPipelines":
         """Return these pipelines followed by the `other` ones."""
-        return RowPipelines((*self.rows, *other.rows))
+        return replace(self, rows=(*self.rows, *other.rows))
 
-    def by_group(self, scores: Tensor, history: History, form: Form, rows_each: int = 1) -> Tensor:
+    def by_group(self, scores: Tensor, history: History, form: Form) -> Tensor:
         """Form the scores of every group of equal pipelines, and put them in the order of the rows.
 
         Args:
-            scores: raw scores [R * B, N, *value], the r-th ones of all rows together.
+            scores: raw scores of all rows [S, N, *value]; see `scored`.
             history: the paths of their nodes.
             form: maps a pipeline, scores and history of its rows to scores [B, N, *value].
-            rows_each: R, rows of scores that make one row.
 
         Returns:
             Scores [B, N, *value]. Values that the scores of a group lack, at the end, have none.
         """
         if self.shared is not None:
             return form(self.shared, scores, history)
-        every = torch.arange(len(scores), device=scores.device).view(rows_each, -1)
         found = []
         for own, members in self.groups:
-            rows = every[:, members].flatten()
+            rows = torch.tensor(self.scored(members), device=scores.device)
             found.append(form(own, scores[rows], history.of_rows(rows)).to(scores.dtype))
         most = max(part.shape[-1] for part in found)
-        joined = scores.new_full((every.shape[1], *found[0].shape[1:-1], most), -torch.inf)
+        count = sum(len(members) for _, members in self.groups)
+        joined = scores.new_full((count, *found[0].shape[1:-1], most), -torch.inf)
         for part, (_, members) in zip(found, self.groups, strict=True):
             joined[members, ..., : part.shape[-1]] = part
         return joined
+
+    def scored(self, members: list[int]) -> list[int]:
+        """Return the rows of scores that some rows are made of: their own."""
+        return members
 
     def __call__(self, scores: Tensor, history: History) -> Tensor:
         return self.by_group(scores, history, lambda own, scores, history: own(scores, history))

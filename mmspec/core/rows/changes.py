@@ -1,16 +1,10 @@
 """Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import Tensor, nn
-
-if TYPE_CHECKING:
-    from mmspec.core.records import Draft
-
-_PENDING = ("nodes", "parents", "start")  # what pending tokens hold by row under token-exact rules
 
 
 class ChangesRows(Protocol):
@@ -182,31 +176,6 @@ def join_tensors(one: Tensor, other: Tensor, pad: int | float | bool = 0, left: 
         most = max(one.shape[1], other.shape[1])
         one, other = widened(one, most, pad, left), widened(other, most, pad, left)
     return torch.cat([one, other])
-
-
-def pending_rows(pending: "Draft", rows: Sequence[int]) -> "Draft":
-    """Select rows of the pending tokens.
-
-    Args:
-        pending: a draft of one root.
-        rows: numbers of the rows.
-
-    Returns:
-        A draft of these rows.
-    """
-    return replace(pending, **{name: rows_of(getattr(pending, name), rows) for name in _PENDING})
-
-
-def joined_pending(one: "Draft", other: "Draft") -> "Draft":
-    """Concatenate the pending tokens of two generations.
-
-    Args:
-        one, other: drafts of one root.
-
-    Returns:
-        A draft of the rows of both.
-    """
-    return replace(one, **{name: torch.cat([getattr(one, name), getattr(other, name)]) for name in _PENDING})
 
 
 def widened(found: Tensor, columns: int, pad: int | float | bool = 0, left: bool = True) -> Tensor:

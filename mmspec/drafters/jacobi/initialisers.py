@@ -6,6 +6,8 @@ a draft token was drawn from: uniform over the codes, a point mass on the neighb
 distribution of the value above. Forced controls are drafted as such.
 """
 
+from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +17,7 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import FREE, Grammar, Raster
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import rows_of
 
 _COIN = 1  # the branch of the round's draft token noise that chooses between neighbours
 
@@ -90,6 +93,14 @@ class Line:
         """Record what the round committed."""
         pass
 
+    def take_rows(self, rows: Sequence[int]) -> "Line":
+        """Return the context of some rows: nothing of it is kept by row."""
+        return self
+
+    def join_rows(self, other: "Line") -> "Line":
+        """Return the context of the rows of both."""
+        return self
+
 
 class Board:
     """Context of pictures: every row's committed values and, where distributions are copied, those of the last grid row."""
@@ -102,6 +113,21 @@ class Board:
         self.sources = _sources(raster, init.walks, window, like.device) if init.walks else None
         self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
         self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, the last one not read
+
+    def take_rows(self, rows: Sequence[int]) -> "Board":
+        """Return the context of some rows."""
+        ring = None if self.ring is None else rows_of(self.ring, rows)
+        return self._of_rows(rows_of(self.values, rows), ring)
+
+    def join_rows(self, other: "Board") -> "Board":
+        """Return the context of these rows followed by that of the `other` ones, of the same raster and initialiser."""
+        ring = None if self.ring is None or other.ring is None else torch.cat([self.ring, other.ring])
+        return self._of_rows(torch.cat([self.values, other.values]), ring)
+
+    def _of_rows(self, values: Tensor, ring: Tensor | None) -> "Board":
+        found = copy(self)
+        found.values, found.ring = values, ring
+        return found
 
     def distributions(self, ahead: WindowAhead, seen: Categorical | None) -> Categorical:
         """Return `seen` [B, W]; where none was seen, the distribution above or a uniform one."""

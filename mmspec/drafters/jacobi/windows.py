@@ -5,6 +5,7 @@ The next round's draft tokens are drawn from those distributions by a coupler; p
 initialiser.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.raster import Raster
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState, join_tensors, rows_of
 from mmspec.drafters.jacobi.couplers import Before, Coupler, maximal, target_noise
 from mmspec.drafters.jacobi.initialisers import Board, Initialiser, Line, WindowAhead, choose_neighbour, neighbour_distribution, uniform
 
@@ -59,14 +61,50 @@ class Window:
 class LastRound:
     """Distributions and draft tokens of the round before at positions `start`, `start` + 1, ... of the next one."""
 
-    draft: Draft
+    draft_tokens: Tensor  # [B, G] those of that round
+    q: Categorical | None  # [B, G] the distributions that they were drawn from, where they are recorded
     distribution: Categorical  # [B, N] the distributions after the draft's nodes
     column: Tensor  # [B, M] which of them stands at each position
     left: Tensor  # [B, 1] how many positions have one
-    draft_token: (
-        Tensor  # [B, M] which of the draft's draft tokens stands at each position: all those with a distribution but the last have one
-    )
+    draft_token: Tensor  # [B, M] which draft token stands at each position: all positions with a distribution but the last have one
     drawn: Tensor | None = None  # [B, N] the target's own draws after the draft's nodes, where the rule made them
+
+    @property
+    def drafted(self) -> bool:
+        """True if the round had draft tokens."""
+        return self.draft_tokens.shape[1] > 0
+
+    def take_rows(self, rows: Sequence[int]) -> "LastRound":
+        """Return some rows."""
+        draft_tokens, column, left, draft_token = (
+            rows_of(part, rows) for part in (self.draft_tokens, self.column, self.left, self.draft_token)
+        )
+        q, drawn = None if self.q is None else _rows_of(self.q, rows), None if self.drawn is None else rows_of(self.drawn, rows)
+        return LastRound(draft_tokens, q, _rows_of(self.distribution, rows), column, left, draft_token, drawn)
+
+    def join_rows(self, other: "LastRound") -> "LastRound":
+        """Return these rows followed by the `other` ones. What the columns hold that are added to a row is not read."""
+        pairs = (
+            (self.draft_tokens, other.draft_tokens), (self.column, other.column), (self.left, other.left),
+            (self.draft_token, other.draft_token),
+        )  # fmt: skip
+        draft_tokens, column, left, draft_token = (join_tensors(*pair, left=False) for pair in pairs)
+        q, drawn = None, None
+        if self.q is not None or other.q is not None:
+            q = _joined(self._recorded, other._recorded)
+        if all(part.drawn is not None or not part.drafted for part in (self, other)):  # without draft tokens, no draw is kept
+            drawn = join_tensors(self._draws, other._draws, left=False)
+        return LastRound(draft_tokens, q, _joined(self.distribution, other.distribution), column, left, draft_token, drawn)
+
+    @property
+    def _recorded(self) -> Categorical:
+        """`q`, with columns for a round without draft tokens."""
+        return self.distribution.at(torch.zeros_like(self.draft_tokens)) if self.q is None else self.q
+
+    @property
+    def _draws(self) -> Tensor:
+        """`drawn`, with columns for a round without draft tokens."""
+        return self.column.new_zeros(self.distribution.scores.shape[:2]) if self.drawn is None else self.drawn
 
     def distributions(self, steps: Tensor) -> Categorical:
         """Return the distributions [B, W] at `steps` [W] from the start; arbitrary where none was seen."""
@@ -79,15 +117,24 @@ class LastRound:
 
     def before(self, steps: Tensor) -> Before | None:
         """Return the draft tokens at `steps`, None without any."""
-        if self.draft.size == self.draft.roots:
+        if not self.drafted:
             return None
         index = self.draft_token[:, steps.clamp(max=self.draft_token.shape[1] - 1)]
-        return Before(self.draft.draft_tokens, self.draft.q, index, steps < self.left - 1)
+        return Before(self.draft_tokens, self.q, index, steps < self.left - 1)
 
 
-class WindowSession:
+def _rows_of(distribution: Categorical, rows: Sequence[int]) -> Categorical:
+    return Categorical(rows_of(distribution.scores, rows))
+
+
+def _joined(one: Categorical, other: Categorical) -> Categorical:
+    return Categorical(join_tensors(one.scores, other.scores, left=False))
+
+
+class WindowSession(RowState):
     """Draws one draft token per position and lays them out as a chain. Subclasses override `levels`, `lay_out` and `places`."""
 
+    by_row = ("board", "seen")
     branches = False  # whether laying out needs the distributions, recorded or not
 
     def __init__(self, plan: Window):
@@ -143,7 +190,8 @@ class WindowSession:
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         """Take in the verdict of the round; see `DraftSession.observe`."""
         column, draft_token, reach = self.places(draft, verdict)
-        self.seen = LastRound(draft, scored.p, column, (reach - verdict.accepted).clamp_min(0)[:, None], draft_token, verdict.drawn)
+        left = (reach - verdict.accepted).clamp_min(0)[:, None]
+        self.seen = LastRound(draft.draft_tokens, draft.q, scored.p, column, left, draft_token, verdict.drawn)
         self._board(draft).commit(draft, scored, verdict)
 
     def places(self, draft: Draft, verdict: Verdict) -> tuple[Tensor, Tensor, Tensor]:

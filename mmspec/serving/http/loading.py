@@ -5,10 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.loading.recsys import load_recommender
 from mmspec.loading.speech import Speaker, load_speaker
 from mmspec.loading.text import load_pair
-from mmspec.loading.vision import check_decoder, drafting_method, load_image_model, with_image_drafter
+from mmspec.loading.vision import Loaded, check_decoder, drafting_method, load_image_model, with_image_drafter
 from mmspec.run.config import Config
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.models import (
@@ -24,6 +25,9 @@ from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.worker import ModelWorker
 from mmspec.serving.models.speech import SpeechOptions
 from mmspec.utils.devices import device_of
+from mmspec.vision.codes.registry import method_of
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.plan import usual_window
 
 
 @dataclass(frozen=True)
@@ -103,7 +107,17 @@ def _image(name: str, names: ModelNames, limits: ServerLimits) -> ImageServed:
     loaded = load_image_model(name, names.dtype, device_of(names.device))
     check_decoder(loaded)
     loaded = with_image_drafter(loaded, drafter)
-    return ImageServed(model_id("image", name), loaded, _worker("image", limits), drafting_method(loaded, [None], drafter))
+    method = drafting_method(loaded, [None], drafter)
+    return ImageServed(model_id("image", name), loaded, _worker("image", limits), method, _picture_engine(loaded, method, limits))
+
+
+def _picture_engine(loaded: Loaded, method: str, limits: ServerLimits) -> Engine | None:
+    """The engine of an image model; None where its method is not token-exact, so that pictures would be others than the method's."""
+    model = loaded.model
+    if not isinstance(model, ImageModel) or method_of(method).rule(model).exactness != TOKEN_EXACT:
+        return None
+    length = usual_window(method_of(method)) - 1
+    return Engine(model, method=method, draft_length=length, max_rows=limits.max_rows, max_queue=limits.max_queue)
 
 
 def _speech(name: str, names: ModelNames, limits: ServerLimits) -> SpeechServed | SpeechWorkerServed:

@@ -140,10 +140,34 @@ class ImageServed(WorkerServed):
 
     Args:
         method: the method of `mmspec.vision.generate`.
+        engine: draws the pictures of all requests in one generation, but those of other sizes than the model's own, which run in the
+            worker; None where rows of the method or the model cannot join a running generation.
     """
 
     loaded: Loaded
     method: str = "plain"
+    engine: Engine | None = None
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait."""
+        return self.worker.queued + (0 if self.engine is None else self.engine.queued)
+
+    @property
+    def running(self) -> int:
+        """Requests that run."""
+        return self.worker.busy + (0 if self.engine is None else self.engine.rows)
+
+    @property
+    def alive(self) -> bool:
+        """False once the worker or the engine has ended."""
+        return self.worker.alive and (self.engine is None or self.engine.open)
+
+    def close(self) -> None:
+        """Cancel all requests and end the worker and the engine."""
+        self.worker.close()
+        if self.engine is not None:
+            self.engine.close(cancel=True)
 
 
 @dataclass(frozen=True)

@@ -132,21 +132,22 @@ class EngineModel(Protocol):
         ...
 
 
-def request_options(kind: type[Options], given: Mapping[str, Any]) -> Options:
-    """Return the options of a request.
+def options_of(kind: type[Options], given: Mapping[str, Any], what: str) -> Options:
+    """Return options that were given by name.
 
     Args:
-        kind: the class of the options.
+        kind: their class, a frozen dataclass.
         given: options by name.
+        what: what each of them is, for the message.
 
     Returns:
         An instance of `kind`.
 
     Raises:
-        ValueError: for a name that is no option of these requests.
+        ValueError: for a name that `kind` does not have.
     """
     known = [each.name for each in fields(kind)]  # type: ignore[arg-type]
     for name in given:
         if name not in known:
-            raise ValueError(f"{name} is no option of this engine's requests; valid: {', '.join(known)}")
+            raise ValueError(f"{name} is no {what}; valid: {', '.join(known) or 'none'}")
     return kind(**given)

@@ -192,7 +192,7 @@ def check_one_row(options: Any) -> None:
     Raises:
         ValueError: naming the first option that has several values.
     """
-    for name in ("seed", "temperature", "top_k", "top_p", "repetition_penalty"):
-        value = getattr(options, name)
+    for name in ("seed", "temperature", "top_k", "top_p", "repetition_penalty", "guidance"):
+        value = getattr(options, name, None)
         if isinstance(value, Sequence) and not isinstance(value, str):
             raise ValueError(f"{name} has {len(value)} values, but a request of an engine is one row: give one number")

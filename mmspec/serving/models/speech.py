@@ -262,7 +262,7 @@ class SynthesisModel(RowsModel):
             )
 
 
-def _by_row(model: SpeechModel, works: Sequence[SpeechWork]) -> RowPipelines | GuidedRows:
+def _by_row(model: SpeechModel, works: Sequence[SpeechWork]) -> RowPipelines:
     """The processors of some requests of a model."""
     rows = RowPipelines(tuple(work.ready.processors for work in works))
-    return rows if scale_of(model.sampling.guidance, "3") is None else GuidedRows(rows)
+    return rows if scale_of(model.sampling.guidance, "3") is None else GuidedRows.of(rows.rows)

@@ -18,7 +18,6 @@ from mmspec.core.distributions.frame import Frame
 from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History, ban
 from mmspec.core.processors.pipeline import Pipeline
-from mmspec.models.guidance import GuidedRows
 from mmspec.utils.devices import to_device
 
 
@@ -27,7 +26,7 @@ def frame_distribution(scores: Tensor, history: History, processors: Pipeline) -
 
     Processors whose `frames` is True see whole frames, all others each book by itself, with that book's own history.
     """
-    by_row = isinstance(processors, RowPipelines | GuidedRows)
+    by_row = isinstance(processors, RowPipelines)
     return Frame(processors.by_group(scores, history, _formed) if by_row else _formed(processors, scores, history))
 
 

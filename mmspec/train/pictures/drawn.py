@@ -14,7 +14,8 @@ from mmspec.train.parallel import join_processes
 from mmspec.train.pictures.forward import recorded_states
 from mmspec.train.states.identity import checksum, claim_folder, weights_checksum
 from mmspec.train.states.window import RecordedWindow
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.generation import generate
 
 

@@ -9,7 +9,8 @@ from transformers import DynamicCache
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import on_copy, refresh
 from mmspec.models.stack import numbered, stack, tapped
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 
 
 def picture_states(model: ImageModel, prompt: Prompt, sequences: Tensor, dtype: torch.dtype | None = None) -> Tensor:

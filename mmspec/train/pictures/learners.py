@@ -12,8 +12,9 @@ from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.pictures.drawn import DrawnPictures
 from mmspec.train.pictures.forward import picture_states
 from mmspec.vision.codes.shared_layers import SharedLayers
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.code_target import CodeTarget
+from mmspec.vision.families.prompts import Prompt
 
 NETS = ("eagle1", "eagle3")
 """Kinds of nets that are trained for image models."""

@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from mmspec.core.noise import Noise
-from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.raster import Raster
 from mmspec.core.protocols import Drafter, TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
@@ -22,12 +21,13 @@ from mmspec.drafters.jacobi.couplers import target_noise
 from mmspec.drafters.jacobi.windows import Window, WindowSession
 from mmspec.drafters.model.drafter import ModelDrafter, ModelSession
 from mmspec.drafters.shapes import Chain, Score
-from mmspec.models.guidance import Guided, Pairs
+from mmspec.models.guidance import Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.shapes import draw_for
 from mmspec.vision.codes.shared_layers import SharedLayers
 from mmspec.vision.families import image_model
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 
 
 def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
@@ -71,28 +71,23 @@ class OwnPrompt:
         return self.prompt
 
 
-def assisted_drafter(
-    small: ImageModel, prompts: Sequence[Any] | Any, processors: Pipeline, guidance: Any, rule: Accept, window: int | None, room: int
-) -> Drafter:
+def assisted_drafter(small: ImageModel, prompt: Prompt, processors: Any, rule: Accept, window: int | None, room: int) -> Drafter:
     """Return the drafter of a smaller image model.
 
     Args:
         small: the model.
-        prompts: those of the target.
-        processors: those of the target, without guidance.
-        guidance: its scale, or None.
+        prompt: the target's prompts as this model encodes them.
+        processors: those of the target, with its guidance.
         rule: the accept rule.
         window: tokens of a Jacobi window, whose far end the model drafts; None for a chain by the model alone.
         room: most tokens of a forward.
 
     Raises:
-        ValueError: for a window whose rule does not use the target's noise, and for prompts that the model does not take.
+        ValueError: for a window whose rule does not use the target's noise.
     """
-    prompt = small.encode(prompts, guided=guidance is not None)
-    steps = processors if guidance is None else Guided(processors.steps, guidance)
     family: Any = small
-    target = HFTarget(small.model, family, steps, reserve=small.raster.length + room)
-    paired = target if guidance is None else Pairs(target)
+    target = HFTarget(small.model, family, processors, reserve=small.raster.length + room)
+    paired = Pairs(target) if is_guided(processors) else target
     if window is None:
         return ModelDrafter(paired, Chain(draw_for(rule)), OwnPrompt(prompt))
     if rule.uses_q or not rule.coupled:
@@ -128,8 +123,6 @@ class AssistedWindow:
 class AssistedWindowSession(ModelSession):
     """Drafting session of a Jacobi window and a smaller model."""
 
-    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
-
     def __init__(self, session: TargetSession, window: WindowSession):
         super().__init__(session, FarEnd(window))
         self.window = window
@@ -140,6 +133,23 @@ class AssistedWindowSession(ModelSession):
         self.window.observe(draft, scored, verdict, committed)
         shape: Any = self.shape
         shape.known = draft.size - draft.roots - max(committed.accepted)  # rows with fewer draft tokens are near the end of their picture
+
+    @property
+    def joinable(self) -> bool:
+        """True once the model has run its prompt and the window has seen a round; see `core.rows.changes.ChangesRows`."""
+        return super().joinable and self.window.joinable
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        self.window.take_rows(rows)
+
+    def join_rows(self, other: "AssistedWindowSession") -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
+        super().join_rows(other)
+        self.window.join_rows(other.window)
+        shape, theirs = self.shape, other.shape
+        shape.known = min(shape.known, theirs.known)  # type: ignore[union-attr]  # of all rows
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         shape: Any = self.shape
@@ -164,7 +174,7 @@ class FarEnd:
         left = torch.zeros_like(position[:, :1]) if seen is None else seen.left
         if seen is not None:
             values = seen.distributions(steps).sample(keys) if seen.drawn is None else seen.draws(steps)
-        known = min(self.known, length) if seen is not None else 0
+        known = min(self.known, length - 1) if seen is not None else 0  # the model runs at least once: it has to read what was committed
         if known:
             draft = draft.extend_chain(values[:, :known], budget.draft_tokens)
         for step in range(known, length):

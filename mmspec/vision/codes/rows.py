@@ -27,7 +27,8 @@ from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.vision.codes.row_streams import RasterRows, RowStreamStopping
 from mmspec.vision.codes.row_target import RowTarget
-from mmspec.vision.families.base import ImageModel, Prompt
+from mmspec.vision.families.base import ImageModel
+from mmspec.vision.families.prompts import Prompt
 
 _PIECE = 128  # values a metering forward takes at once, which bounds the logits it makes
 

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from mmspec.core.processors.raster import Raster
-from mmspec.vision.families.base import Prompt
 from mmspec.vision.families.glm_image import GlmImage
+from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.families.tokens import Vocabulary
 
 READ = ("input_ids", "attention_mask", "pixel_values", "image_grid_thw", "images_per_sample", "logits_to_keep", "use_cache")
@@ -51,6 +51,7 @@ class GlmImageTokens(GlmImage):
         mask = inputs.get("attention_mask")
         mask = torch.ones_like(ids) if mask is None else mask
         prompt = self.encode({**inputs, "input_ids": ids, "attention_mask": mask}, guided=False)
+        assert prompt.extra is not None
         table, more = prompt.extra, max(0, self.most - sum(height * width for height, width in self.grids) - 1)
         return Prompt(prompt.embeds, prompt.mask, torch.cat([table, table[..., -1:].expand(-1, -1, more)], -1))
 

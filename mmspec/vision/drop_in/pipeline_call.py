@@ -9,7 +9,7 @@ from PIL import Image
 
 from mmspec.core.decode import OnStep
 from mmspec.core.records import Step
-from mmspec.vision.families.base import ImagePrompt
+from mmspec.vision.families.prompts import ImagePrompt
 from mmspec.vision.generation import Pictures
 
 OUTPUTS = ("pil", "np", "pt", "latent")

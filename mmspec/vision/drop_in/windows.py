@@ -21,8 +21,8 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import method_of
-from mmspec.vision.families.base import Prompt
-from mmspec.vision.generation import WINDOW, control_for, initialiser_of
+from mmspec.vision.families.prompts import Prompt
+from mmspec.vision.plan import WINDOW, control_for, initialiser_of
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ is the same id in every row.
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -18,61 +17,10 @@ from torch import Tensor
 from mmspec.core.processors.raster import Raster
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
+from mmspec.vision.families.prompts import ImagePrompt, Prompt, PromptRows
 
 Size = int | tuple[int, int]
 """Pixels a side of a square picture, or (height, width)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """R embedded prompts, padded on the left; with guidance R = 2B, the unconditional ones last.
-
-    Args:
-        embeds: [R, P, D] embeddings.
-        mask: [R, P] bool, True where real.
-        extra: further inputs of the model's `hidden`.
-
-    Attributes:
-        lengths: real positions of each row [R].
-    """
-
-    embeds: Tensor  # [R, P, D]
-    mask: Tensor  # [R, P] bool
-    extra: Any = None  # what else the model's `hidden` needs
-    lengths: Tensor = field(init=False)
-
-    def __post_init__(self):
-        object.__setattr__(self, "lengths", self.mask.sum(1))
-
-    @staticmethod
-    def of(embeds: Tensor, mask: Tensor | None = None, extra: Any = None) -> "Prompt":
-        """Make prompts from embeddings padded on either side.
-
-        Args:
-            embeds: float [R, P, D].
-            mask: [R, P], nonzero where real; all by default.
-            extra: further inputs of the model's `hidden`.
-
-        Returns:
-            Prompts padded on the left.
-        """
-        if mask is None:
-            return Prompt(embeds, torch.ones(embeds.shape[:2], dtype=torch.bool, device=embeds.device), extra)
-        order = torch.argsort(mask.long(), dim=1, stable=True)  # padding first
-        return Prompt(embeds.gather(1, order[..., None].expand_as(embeds)), mask.bool().gather(1, order), extra)
-
-
-@dataclass(frozen=True)
-class ImagePrompt:
-    """A text with images, for models that make an image from images (GLM-Image).
-
-    Args:
-        text: what to draw.
-        images: PIL images that it is about, in the order in which they are shown to the model.
-    """
-
-    text: str
-    images: tuple[Image.Image, ...] = ()
 
 
 class ImageModel(ABC):
@@ -224,17 +172,17 @@ class ImageModel(ABC):
         ids = self.raster.values + torch.arange(size - 1, -1, -1, device=inputs.mask.device)
         return ids.expand(len(inputs.mask), -1), inputs.mask
 
-    def begin(self, model: Any, inputs: Prompt, capacity: int) -> tuple[SlotCache, Prompt]:
+    def begin(self, model: Any, inputs: Prompt, capacity: int) -> tuple[SlotCache, PromptRows]:
         """Open the cache and the state of one generation; see the family protocol."""
-        return SlotCache(self.layers, capacity), inputs
+        return SlotCache(self.layers, capacity), PromptRows(inputs)
 
     def forward(
-        self, model: Any, layout: Layout, cache: SlotCache, state: Prompt, keep: int, states: Sequence[int] = ()
+        self, model: Any, layout: Layout, cache: SlotCache, state: PromptRows, keep: int, states: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         """Logits [R, keep, V] of the last `keep` columns. Hidden states are taken by hooks (`models.stack.tapped`), never here."""
         codes = layout.ids.clamp(max=self.raster.values - 1)  # a column of PAD may hold the id of a prompt position
         embeds = self.embedded(layout.ids, state) if layout.opening else self.embed(codes)
-        hidden = self.hidden(embeds, layout, cache, state)
+        hidden = self.hidden(embeds, layout, cache, state.prompt)
         return self.logits(hidden[:, -keep:]), None
 
     @property
@@ -242,12 +190,13 @@ class ImageModel(ABC):
         """Number of codes and controls."""
         return self.raster.values
 
-    def embedded(self, ids: Tensor, state: Prompt) -> Tensor:
+    def embedded(self, ids: Tensor, state: PromptRows) -> Tensor:
         """Return embeddings [R, M, D] of codes, controls and prompt positions."""
-        own, size = self.raster.values, state.embeds.shape[1]
+        own, given = self.raster.values, state.prompt.embeds
+        size = given.shape[1]
         embeds = self.embed(ids.clamp(max=own - 1))
         place = (size - 1 - (ids - own)).clamp(0, size - 1)
-        given = state.embeds.gather(1, place[..., None].expand(*place.shape, state.embeds.shape[-1]))
+        given = given.gather(1, place[..., None].expand(*place.shape, given.shape[-1]))
         return torch.where((ids >= own)[..., None], given.to(embeds.dtype), embeds)
 
 

@@ -15,7 +15,8 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, Prompt, Size, cells_of, decoded
+from mmspec.vision.families.base import ImageModel, Size, cells_of, decoded
+from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.families.tokens import Tokens, Vocabulary, negative_tokens, one_each, prompt_tokens, stack_prompts, states, tokens_on
 
 

@@ -12,7 +12,8 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures, cells_of
+from mmspec.vision.families.base import ImageModel, Size, as_pictures, cells_of
+from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.families.tokens import Vocabulary, negative_tokens, one_each, prompt_tokens, stack_prompts, states, tokens_on
 
 ENDS = ("<|extra_201|>", "<|image end|>")

@@ -15,7 +15,8 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, ImagePrompt, Prompt, Size, cells_of, decoded
+from mmspec.vision.families.base import ImageModel, Size, cells_of, decoded
+from mmspec.vision.families.prompts import ImagePrompt, Prompt
 from mmspec.vision.families.tokens import Vocabulary, content_of, prompt_tokens, states, tokens_on
 
 PIXELS = 32
@@ -86,7 +87,7 @@ class GlmImage(ImageModel):
         ids = self._with_codes(ids, inputs, [grid for row in grids for grid in row])
         places = [self._places(line[real], row) for line, real, row in zip(ids, mask, grids, strict=True)]
         longest = max(line.shape[1] for line in places)
-        extra = torch.stack([F.pad(line, (0, longest - line.shape[1])) for line in places], 1)
+        extra = torch.stack([F.pad(line, (0, longest - line.shape[1])) for line in places])
         return Prompt.of(self.decoder.embed_tokens(ids), mask, extra=extra)
 
     def _tokenize(self, prompts: list[Any]) -> Mapping[str, Any]:
@@ -150,8 +151,9 @@ class GlmImage(ImageModel):
 
     def hidden(self, embeds: Tensor, layout: Layout, cache: SlotCache, prompt: Prompt) -> Tensor:
         """Run the backbone and return hidden states [B, M, H]; see `ImageModel.hidden`."""
-        places = prompt.extra.gather(2, layout.positions.expand(3, -1, -1))
-        return states(self.decoder, embeds, layout, cache, places)
+        assert prompt.extra is not None
+        places = prompt.extra.gather(2, layout.positions[:, None].expand(-1, 3, -1))
+        return states(self.decoder, embeds, layout, cache, places.transpose(0, 1))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return logits [B, M, V] over the codes of the picture; see `ImageModel.logits`."""

@@ -13,7 +13,8 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, Prompt, Size, as_pictures
+from mmspec.vision.families.base import ImageModel, Size, as_pictures
+from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.families.tokens import prompt_tokens, stack_prompts, states, tokens_on
 
 

@@ -14,8 +14,9 @@ from mmspec.core.processors.raster import Raster
 from mmspec.models.families.base import additive_mask
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImageModel, Prompt, class_of, decoded, texts_of
+from mmspec.vision.families.base import ImageModel, class_of, decoded, texts_of
 from mmspec.vision.families.llamagen_network import LlamaGen
+from mmspec.vision.families.prompts import Prompt
 
 Captions = Callable[[Sequence[str]], tuple[Tensor, Tensor]]
 """Texts -> features [B, P, W] padded on either side, and their mask [B, P]."""

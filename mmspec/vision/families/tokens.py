@@ -11,7 +11,8 @@ from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import causal_mask, text_prompt
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.vision.families.base import ImagePrompt, texts_of
+from mmspec.vision.families.base import texts_of
+from mmspec.vision.families.prompts import ImagePrompt
 
 Tokens = tuple[Tensor, Tensor]
 """Ids [R, P], padded on either side, and their mask [R, P] bool."""
