@@ -12,6 +12,7 @@ import argparse
 import statistics
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +34,7 @@ COLUMNS, PROMPT = (1, 10, 20, 40, 70, 130), 81
 def forward_cost(width: int, layers: int, rounds: int) -> tuple[float, float]:
     """Seconds of a forward, and of one more column of it."""
     heads = max(2, width // 32)
-    sizes = {"hidden_size": width, "intermediate_size": width * 11 // 4, "num_hidden_layers": layers, "num_attention_heads": heads}
+    sizes: Any = {"hidden_size": width, "intermediate_size": width * 11 // 4, "num_hidden_layers": layers, "num_attention_heads": heads}
     model = LlamaForCausalLM(LlamaConfig(**sizes, vocab_size=260, num_key_value_heads=heads // 2, max_position_embeddings=256)).eval()
     session, root = HFTarget(model, family_of(model), reserve=256).begin({"input_ids": torch.randint(2, 250, (1, PROMPT))})
     session.score(root)
