@@ -17,7 +17,6 @@ from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
-from mmspec.core.rows.changes import rows_of
 from mmspec.models.target import HFSession, HFTarget, RankZeroChoice
 from mmspec.utils.devices import to_device
 
@@ -43,7 +42,7 @@ class PairedRows:
         """Return `part` [B, ...] for the doubled batch."""
         if len(self.guided) == self.rows:
             return torch.cat([part, part])
-        return rows_of(part, self.order)
+        return part if not self.guided else part.index_select(0, self._indices(part.device)[0])
 
     @cached_property
     def places(self) -> dict[int, int]:
@@ -52,9 +51,20 @@ class PairedRows:
 
     def both(self, healthy: Tensor) -> Tensor:
         """Return which of the B rows are true, with their unconditional rows, in `healthy` [B + G] bool of the doubled batch."""
-        found = healthy[: self.rows].clone()
-        found[list(self.guided)] &= healthy[self.rows :]
-        return found
+        own, others = healthy[: self.rows], healthy[self.rows :]
+        if len(self.guided) == self.rows:
+            return own & others
+        return own if not self.guided else own & torch.ones_like(own).index_copy(0, self._indices(own.device)[1], others)
+
+    def _indices(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """`order` and `guided` as indices, moved to a device once."""
+        if device not in self._moved:
+            self._moved[device] = to_device(self.order, device, torch.long), to_device(list(self.guided), device, torch.long)
+        return self._moved[device]
+
+    @cached_property
+    def _moved(self) -> dict[torch.device, tuple[Tensor, Tensor]]:
+        return {}
 
     def take_rows(self, rows: Sequence[int]) -> tuple["PairedRows", list[int]]:
         """Return these pairs of some rows, and the rows of the doubled batch that they are made of, in order."""
