@@ -12,6 +12,8 @@ from tests.devices.simulated import FIRST, Event, SimulatedTensor, put, simulate
 OUTCOME = ("core/stopping:_fetch", "core/beams/search:BeamStopping._fetch")  # the one synchronisation of every round
 MORE_SYNCS = {  # by site: other synchronisations, and why they are there
     "drafters/trees/search:ExpandRerank._checked": "a level less of a drafter costs less than the wait, and only with a `stop`",
+    "drafters/trees/best_first:BestFirst.grow": "a call of the drafter runs as many columns as there are nodes to expand",
+    "drafters/trees/best_first:_Candidates.finished": "a draft has as many columns as its largest row has nodes",
     "drafters/self_drafting/swift:foretold": "one a candidate, every so many rounds",
     "drafters/self_drafting/layer_skip:SimilarGuide.observe": "once, after the first round",
     "core/distributions/thinning:ResidualByThinning.sample": "tries are made until one is kept",

@@ -101,7 +101,7 @@ class BestFirst:
             log_q, token = distribution.log_probs().topk(many, -1)  # [B, w, many]
         else:
             token, scores = distribution.distinct(keys, many)
-            log_q = (scores + keys.gumbel_at(token)).log_softmax(-1)
+            log_q = (scores.float() + keys.gumbel_at(token).float()).log_softmax(-1)
         deeper = (parents.depth + 1)[..., None].expand_as(token).flatten(1)
         path = (parents.path[..., None] + log_q.clamp(max=0)).flatten(1)
         path = torch.where(deeper <= limit, path, -torch.inf)
