@@ -18,6 +18,7 @@ from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import PAD, Budget, Draft, Scored
+from mmspec.drafters.fallback import AdaptiveFallback, FallbackSession
 from mmspec.drafters.stops import Stop
 from mmspec.utils.renamed import old_names
 
@@ -104,13 +105,13 @@ class Chain:
 
     Args:
         draw: how a draft token is drawn: `sampled`, `drawn`, `most_likely` or `Warped`.
-        stop: ends a row's chain early; see `mmspec.drafters.stops`.
+        stop: ends a row's chain early; see `mmspec.drafters.stops`, and `mmspec.drafters.fallback` for models.
         early: end the drafting when every row has ended. Saves forwards of the drafter, at one host synchronisation per draft token and
             drafts of varying size.
     """
 
     draw: Draw = sampled
-    stop: Stop | None = None
+    stop: Stop | AdaptiveFallback | None = None
     early: bool = False
 
     @property
@@ -118,9 +119,20 @@ class Chain:
         """Hidden states of the drafter that `grow` reads."""
         return () if self.stop is None else self.stop.reads
 
+    def begun(self) -> "Chain":
+        """Return this shape for one generation, where its stop follows the verdicts."""
+        return replace(self, stop=self.stop.begin()) if isinstance(self.stop, AdaptiveFallback) else self
+
+    def learn(self, draft: Draft, accepted: Tensor) -> None:
+        """Let a stop that follows the verdicts adapt to a round of `draft`, of which `accepted` [B] draft tokens were accepted."""
+        if isinstance(self.stop, FallbackSession):
+            self.stop.learn(draft.valid[:, draft.roots :].sum(1), accepted)
+
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
         allowed, stop = budget.draft_tokens, self.stop
+        if isinstance(stop, AdaptiveFallback):
+            raise ValueError("AdaptiveFallback follows the verdicts on a model's drafts: this drafter is none, so give it another stop")
         reach = torch.ones_like(draft.start, dtype=torch.float32)
         steps = torch.arange(budget.length, device=draft.start.device)
         keys = noise.draft_token(draft.start[:, None] + steps, draft.start)

@@ -103,7 +103,7 @@ class Pair:
         return self.config.drafter.tree if shaped(self.config.drafter.kind) else None
 
     @property
-    def stop_below(self) -> float | None:
+    def stop_below(self) -> float | str | None:
         """The `stop_below` of its calls."""
         return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
 

@@ -238,6 +238,11 @@ def _group_rules(name: str, value: Any) -> None:
         raise _wrong(name, value, "give a mmspec.recsys.GroupRules, or None")
 
 
+def _stop_below(name: str, value: Any) -> None:
+    if value != "adaptive":
+        _number("a probability, 0 to 1, or 'adaptive'", lambda number: 0 <= number <= 1)(name, value)
+
+
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "accept": _accept,
     "allowed": _mask,
@@ -266,7 +271,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
     "samplers": _all_called,
-    "stop_below": _number("a probability, 0 to 1", lambda value: 0 <= value <= 1),
+    "stop_below": _stop_below,
     "stops": _all_called,
     "streamer": _streamer,
     "temperature": _numbers("a number, 0 or more, and finite", lambda value: value >= 0 and isfinite(value)),

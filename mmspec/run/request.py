@@ -63,7 +63,7 @@ class Request(BaseModel):
         draft_length: draft tokens a round, "auto", "thompson", or a controller.
         tree: the shape of drafts; None for a chain.
         view: what a drafter reads of a prompt with pictures.
-        stop_below: a chain ends where the drafter's best probability falls below this, in [0, 1].
+        stop_below: a chain ends where the drafter's best probability falls below this, in [0, 1]; or "adaptive".
         seed: an int (row r gets seed + r), or one per row.
         temperature, top_k, top_p, repetition_penalty: how p and q are formed; one number, or one per row.
     """

@@ -8,6 +8,7 @@ from typing import Any
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import Accept
 from mmspec.drafters import shapes
+from mmspec.drafters.fallback import AdaptiveFallback
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.stops import Confidence, Survival
@@ -23,14 +24,18 @@ SEARCHES |= {"beams": BeamTree(), "best-first": BestFirst()}
 COMBS: dict[str, type[shapes.Comb]] = {"comb": shapes.Comb, "cape": shapes.ConfidentComb}
 
 
-def stopping_below(drafter: Drafter, stop_below: float | None) -> Drafter:
+def stopping_below(drafter: Drafter, stop_below: float | str | None) -> Drafter:
     """Return `drafter` with chains that end where its largest probability falls below `stop_below`, or the chance that it gives them to be
-    accepted, if it estimates that. ValueError if it drafts no chains.
+    accepted, if it estimates that; "adaptive": below a threshold that follows the verdicts. ValueError if it drafts no chains.
     """
     if stop_below is None:
         return drafter
     if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
         raise ValueError("stop_below ends a model's chains of draft tokens: draft with a model and leave tree out, or leave stop_below out")
+    if stop_below == "adaptive":
+        if not isinstance(drafter, ModelDrafter):
+            raise ValueError("stop_below is 'adaptive', which needs a drafter that is a model of its own: give a probability, 0 to 1")
+        return replace(drafter, shape=replace(drafter.shape, stop=AdaptiveFallback()))
     estimates = isinstance(drafter, GuidedDrafter) and getattr(drafter.source, "confidence_head", None) is not None
     return replace(drafter, shape=replace(drafter.shape, stop=(Survival if estimates else Confidence)(stop_below)))
 

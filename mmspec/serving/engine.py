@@ -57,7 +57,7 @@ class Engine:
         accept: str | Accept = "exact",
         draft_length: int | str | Control = "auto",
         tree: Tree = None,
-        stop_below: float | None = None,
+        stop_below: float | str | None = None,
         max_rows: int = 8,
         max_length: int | None = None,
         max_queue: int = 256,

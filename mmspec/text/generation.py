@@ -56,7 +56,7 @@ def generate(
     repetition_penalty: float | None = None,
     max_new_tokens: int = 128,
     view: Any = None,
-    stop_below: float | None = None,
+    stop_below: float | str | None = None,
     processors: Sequence[Processor] = (),
     stops: Sequence[Stop] = (),
     streamer: Any = None,
@@ -92,7 +92,8 @@ def generate(
             text alone otherwise. "drop", "own", "pooled" or "pruned"; what `mmspec.text.view` returns; or several of these, an ensemble
             that drafts in one batched forward with weights learned during decoding (`mmspec.text.ensemble` offers other weights).
             "cropped", for a Whisper drafter with an encoder of its own: the recording without the silence that pads its window.
-        stop_below: a chain of a model's draft tokens ends where its largest probability falls below this.
+        stop_below: a chain of a model's draft tokens ends where its largest probability falls below this; "adaptive": where the product of
+            their probabilities falls below a threshold that follows the verdicts (LLMCad, Xu et al. 2023).
         processors: further distribution processors.
         stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.
         streamer: a transformers streamer; batch 1 only.

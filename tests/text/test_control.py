@@ -69,5 +69,5 @@ def test_wrong_options_are_said_in_one_line():
     with pytest.raises(ValueError, match="unknown key 'stop' for drafter 'model'; valid: stop_below"):
         pair(options={"stop": 0.4})
     cautious = pair(options={"stop_below": "often"})
-    with pytest.raises(ValueError, match="stop_below is 'often': give a probability, 0 to 1"):
+    with pytest.raises(ValueError, match="stop_below is 'often': give a probability, 0 to 1, or 'adaptive'"):
         cautious.generate(cautious.inputs(list(cautious.examples[:1])))

@@ -12,6 +12,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.protocols import StartWork, Target, TargetSession
 from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
+from mmspec.drafters.fallback import FallbackSession
 from mmspec.drafters.shapes import Chain, Shape, for_source
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
@@ -79,7 +80,8 @@ class ModelSession:
     """
 
     def __init__(self, session: TargetSession | Callable[[], TargetSession], shape: Shape | None = None, after: Any = None):
-        self._session, self.shape = session, shape  # no shape: `_grow` is a subclass's own
+        self._session = session
+        self.shape = shape.begun() if isinstance(shape, Chain) else shape  # no shape: `_grow` is a subclass's own
         self.after = after  # the target's session, where a session is not to be opened before that has run the prompt
         self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
@@ -121,6 +123,8 @@ class ModelSession:
             self._forget()
             self._wait(draft.nodes, draft.valid)
             return
+        if isinstance(self.shape, Chain):
+            self.shape.learn(draft, verdict.accepted)
         kept = verdict.keep[:, 1:]  # draft tokens
         roots = torch.arange(self.lag + 1, device=kept.device).expand(len(kept), -1)
         roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
@@ -148,6 +152,8 @@ class ModelSession:
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.session.take_rows(rows)
+        if isinstance(stop := getattr(self.shape, "stop", None), FallbackSession):
+            stop.take_rows(rows)
         self.fed = self.origin = None
         self.waiting = None if self.waiting is None else (rows_of(self.waiting[0], rows), rows_of(self.waiting[1], rows))
         self.healthy = None if self.healthy is None else rows_of(self.healthy, rows)
@@ -155,6 +161,9 @@ class ModelSession:
     def join_rows(self, other: "ModelSession") -> None:
         """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.session.join_rows(other.session)
+        mine, theirs = getattr(self.shape, "stop", None), getattr(other.shape, "stop", None)
+        if isinstance(mine, FallbackSession) and isinstance(theirs, FallbackSession):
+            mine.join_rows(theirs)
         self.fed = self.origin = None
         if self.waiting is not None and other.waiting is not None:
             self.waiting = (join_tensors(self.waiting[0], other.waiting[0]), join_tensors(self.waiting[1], other.waiting[1], pad=False))
