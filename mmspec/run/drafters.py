@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import nn
 
 from mmspec.core.processors.pipeline import Pipeline, Suppress, SuppressAt, Temperature
@@ -12,6 +13,7 @@ from mmspec.core.rules.transform import Transformed
 from mmspec.drafters.block.pard import by_masks, mask_token_of
 from mmspec.drafters.features.shared_states import SharedStates
 from mmspec.drafters.guided import GuidedDrafter
+from mmspec.drafters.model.distant import DistantDrafter, moved
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.ensemble import ViewEnsemble
 from mmspec.drafters.model.padding import refuse_other_tokenizer
@@ -43,7 +45,7 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
     made = named(drafter) if isinstance(drafter, str) and is_composed(drafter) else drafter
     if isinstance(made, str):
         made = build(made, DRAFTERS, "drafter", {"draw": draw_for(rule)} if made in _DRAWING else None)
-    _check_device(made, target)
+    away = _own_device(made, target)
     if is_block_assistant(made):
         from mmspec.drafters.checkpoints.load import from_assistant  # imports every kind of net
 
@@ -60,6 +62,9 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
         _check_draws(made, rule)
         return _composed(made, target, rule) if isinstance(made, Composed) else made
     seen = view_for(view, target, drafter)
+    if away is not None:
+        there = replace(target, processors=moved(target.processors, away))
+        return DistantDrafter(_as_target(drafter, there, seen), shape_of(tree, rule), seen, away)
     made = ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)
     return by_masks(made, mask_token_of(drafter))
 
@@ -85,14 +90,18 @@ def _check_draws(drafter: Any, rule: Accept) -> None:
         )
 
 
-def _check_device(drafter: Any, target: HFTarget) -> None:
-    """Raise ValueError for a net on another device than the target's."""
+def _own_device(drafter: Any, target: HFTarget) -> torch.device | None:
+    """Return the device of a drafter model on another device than the target. ValueError for a net that must be on the target's."""
     if not isinstance(drafter, nn.Module) or not isinstance(target.model, nn.Module):
-        return
+        return None
     theirs, mine = ({p.device for p in module.parameters() if p.device.type != "meta"} for module in (drafter, target.model))
-    if theirs and mine and not theirs & mine:
-        here, there = next(iter(mine)), next(iter(theirs))
+    if not theirs or not mine or theirs & mine:
+        return None
+    here, there = next(iter(mine)), next(iter(theirs))
+    model = hasattr(drafter, "generate") and not is_block_assistant(drafter) and not reads_shared_states(drafter)
+    if not model or len(theirs) > 1 or mask_token_of(drafter) is not None:
         raise ValueError(f"the target is on {here} and the drafter, a {_named(drafter)}, on {there}: move it with .to('{here}')")
+    return there
 
 
 def _named(drafter: Any) -> str:
