@@ -10,7 +10,7 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import request_options
+from mmspec.serving.models.base import may_begin, request_options
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
 
@@ -38,7 +38,7 @@ def scheduler_for(model: Any, drafter: Any = None, max_rows: int = 8, piece: int
     waiting: deque[RequestHandle] = deque()
 
     def take(most: int | None) -> RequestHandle | None:
-        return waiting.popleft() if waiting and (most is None or waiting[0].work.columns <= most) else None
+        return waiting.popleft() if waiting and may_begin(waiting[0].work, most) else None
 
     request = Request.of(drafter=drafter, **shared)
     return Scheduler(engine_model(model, request, None), max_rows, piece, take), waiting

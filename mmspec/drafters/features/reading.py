@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.models.families.multimodal import Merged
+from mmspec.models.rows.merged import Merged
 from mmspec.models.target import HFSession
 
 _OF_ONE_SIZE = ("llava", "paligemma", "vipllava")  # their pictures may touch, and all take as many positions
