@@ -2,13 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from mmspec.core.rows.changes import rows_of
-from mmspec.models.layout import Layout
+
+if TYPE_CHECKING:
+    from mmspec.models.layout import Layout
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ class Merged:
         inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
         return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
 
-    def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
+    def visible(self, kind: str, layout: "Layout", visible: Tensor) -> Tensor:
         """`visible` [B, M, S] with the mask of the prompt's columns in attention of this `kind`."""
         if self.sees is None or kind not in self.sees:
             return visible
