@@ -11,6 +11,8 @@ from mmspec.serving.handle import RequestHandle
 from mmspec.serving.models.base import EngineModel, EngineWork, may_begin
 from mmspec.serving.scheduler import Scheduler
 
+BATCHING = ("continuous", "static")
+"""Ways to run the records of a job: they join as others end, or batches begin and end together."""
 _PIECE = 2048  # columns of prompts that are run between two rounds: nobody waits for a single token of a job
 
 

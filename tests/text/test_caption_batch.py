@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import Processes, run
-from mmspec.jobs.captions import make_caption_job
+from mmspec.jobs.captions_job import CaptionJobSpec, make_caption_job
 from mmspec.loading import text as pairs
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from tests import small_seers
+from tests.jobs.folders import tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,3 +102,30 @@ def test_a_mistake_is_told_in_one_line(main, tmp_path, args, words):
 
 def test_a_place_without_pictures(main, tmp_path):
     assert "does not exist" in main("--out", tmp_path / "a.jsonl", pictures="nowhere")[2]
+
+
+@pytest.mark.parametrize(
+    "drafting", [("lookup", None), ("reader", "newline"), ("reader", "drop"), ("seer", "own"), ("seer", "pruned"), ("seer", "own+drop")]
+)
+def test_questions_that_join_write_the_bytes_of_static_batches(recipe, home, tmp_path, drafting):
+    """In fewer forwards where rows can join, as answers differ in length; an ensemble of views runs in static batches."""
+    name, view = drafting
+    asked, files = tmp_path / "asked.jsonl", [home / "pictures" / f"{number}.png" for number in range(5)]
+    lines = [{"file": str(file), "prompt": f"how many {word} ?"} for word in ("red", "blue circles", "of") for file in files]
+    lines.insert(4, {"files": [str(file) for file in files * 9]})  # exceeds the model's positions
+    lines.insert(7, {"files": [str(file) for file in files[:2]]})
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = Config(
+        target=TargetSection(path=str(home / "seer"), device="cpu"),
+        drafter=DrafterSection(kind="model" if view else name, path=str(home / name) if view else None, length=2),
+        run=RunSection(max_new_tokens=24, temperature=1.0),
+    )
+    calls = {}
+    for way in ("continuous", "static"):
+        spec = CaptionJobSpec(config, (str(asked),), tmp_path / way, view=view, batch_size=2, batching=way)
+        job = make_caption_job(spec)
+        report = run(job)
+        assert (report.outputs, report.rejects) == (16, 1)
+        calls[way] = job.work.stats.target_calls
+    assert tree(tmp_path / "continuous") == tree(tmp_path / "static")
+    assert calls["continuous"] < calls["static"] or view == "own+drop"
