@@ -1,5 +1,6 @@
 """Prompts with pictures in an engine: every request has the tokens of `mmspec.text.generate` for it alone, whatever runs beside it."""
 
+import copy
 from concurrent.futures import CancelledError
 from functools import cache
 
@@ -11,7 +12,7 @@ from mmspec import Engine
 from mmspec.drafters.self_drafting.early_exit import EarlyExit
 from mmspec.minis.vlm_model import asked, inputs_of
 from mmspec.models.rows.merged import Merged, stacked
-from tests.companions import counted
+from tests.companions import counted, perturbed
 from tests.seeing import PLACE, SIGHTS, seen
 from tests.serving.traffic import Asked, scheduler_for, serve
 from tests.sizes import build
@@ -59,12 +60,28 @@ def tokens(handles):
 
 @pytest.mark.parametrize("name", SERVED)
 def test_families_give_every_request_its_tokens(name):
-    """Pictures of several sizes and texts beside each other, prompts in pieces where the family allows it."""
+    """Pictures of several sizes and texts beside each other; prompts in pieces where the family allows it, and several begun together."""
     model = model_of(name)
-    for shared in ({"drafter": "lookup"}, {"drafter": model, "tree": (2, 1)}):
+    for shared in ({"drafter": "lookup"}, {"drafter": model, "tree": (2, 1), "piece": 256}):
         scheduler, handles = served(model, asked_of(name), draft_length=3, **shared)
         assert tokens(handles) == alone_of(name), shared
         assert scheduler.counts.restarted == 0
+
+
+@pytest.mark.parametrize("name", ["LLaVA-NeXT", "Qwen3-VL", "Idefics3", "Gemma-3 VLM", "PaliGemma 2"])
+def test_prompts_that_begin_together_are_encoded_one_by_one(name):
+    """By the tower of a drafter, too. What cannot read them so begins alone."""
+    model, requests = model_of(name), [Asked(each.ids, each.options) for each in asked_of(name)]
+    own = perturbed(copy.deepcopy(model))
+    towers = [each.get_submodule(SIGHTS[name].tower) for each in (model, own)]
+    with counted(*towers) as runs:
+        _, handles = served(model, requests, own, max_rows=5, piece=1000, draft_length=3)
+    assert tokens(handles) == alone_of(name)
+    assert runs == [3, 3]
+    assert all(handle.work.together for handle in handles)
+    _, handles = served(model, requests, own, view="pruned", max_rows=5, piece=1000, draft_length=3)
+    assert tokens(handles) == alone_of(name)
+    assert not handles[0].work.together
 
 
 @pytest.mark.parametrize("name", KEPT)

@@ -19,7 +19,7 @@ from mmspec.models.compat.cache_name import CALLERS_NAMES, cache_keyword
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.models.intercept import handing, intercept_decoder_inputs
 from mmspec.models.layout import Layout
-from mmspec.models.rows.merged import Merged, repacked, rows_at
+from mmspec.models.rows.merged import Merged, repacked, rows_at, stacked
 from mmspec.models.slot_cache import SlotCache
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -48,6 +48,7 @@ TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *TOKEN_TYPES
 HEARING = Modality("sound", _SOUND)
 SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
 ENCODED = "mm_encoder_outputs"  # outputs of the model's own encoder, by modality, in place of pixels
+PROMPTS = "prompts"  # the prompts of a batch as the processor returned each by itself, which are encoded one by one
 _OWN_ARGUMENTS = ("position_ids", "inputs_embeds", *CALLERS_NAMES, "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
@@ -110,7 +111,7 @@ class Multimodal(DecoderOnly):
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
         """A cache and the prompt as the decoder reads it: `inputs["merged"]` if it was encoded before, else encoded here."""
-        return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
+        return SlotCache(self.layers, capacity), inputs.get("merged") or self._encoded(model, inputs)
 
     def pieces(self, model: Any, state: Merged) -> tuple[int, int] | None:
         return super().pieces(model, state) if state.sees is None else None  # columns see later ones
@@ -157,6 +158,11 @@ class Multimodal(DecoderOnly):
         return masks if self.mixed else masks[kinds[0]]
 
     # --- encoding the prompt ------------------------------------------------------------------------------------------
+
+    def _encoded(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
+        if PROMPTS not in inputs:
+            return self._merge(model, inputs)
+        return stacked([self._merge(model, own) for own in inputs[PROMPTS]])
 
     def _merge(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
         ids, mask = text_prompt(inputs)

@@ -13,8 +13,10 @@ from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.reported import ReportingPipeline
 from mmspec.core.stopping import Stop
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.views.base import own_pixels, same_prompt, shared_modalities, text_alone
 from mmspec.models.families.base import DecoderOnly
-from mmspec.models.families.multimodal import TOKEN_TYPES, Multimodal
+from mmspec.models.families.multimodal import ENCODED, PROMPTS, TOKEN_TYPES, Multimodal
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
@@ -29,6 +31,7 @@ from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
 
 _TEXT = ("input_ids", "attention_mask")
+_VIEWS = (same_prompt, own_pixels, shared_modalities, text_alone)
 
 
 @dataclass(frozen=True)
@@ -64,11 +67,13 @@ class TextWork:
         inputs: its prompt, without padding, as the target takes it for one row.
         pipeline: forms its distributions.
         options: its options.
+        together: its prompt can be padded to those of others.
     """
 
     inputs: Mapping[str, Any]
     pipeline: Pipeline
     options: TextOptions
+    together: bool = True
 
     @property
     def seed(self) -> int:
@@ -94,11 +99,6 @@ class TextWork:
     def columns(self) -> int:
         """Tokens of its prompt."""
         return len(self.ids)
-
-    @property
-    def together(self) -> bool:
-        """True if its prompt is a text alone."""
-        return self.inputs.keys() == set(_TEXT)
 
     def output(self) -> RequestOutput:
         """Return what takes in its tokens."""
@@ -212,14 +212,15 @@ class TextModel(RowsModel):
         shared = Request.of(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
         fixed = settings(self.model, self.family, prompt.inputs, (ids[None], prompt.mask[:, prompt.mask[0]]), *_lengths(options))
         formed = shared.distributions(self.rule, (*fixed, *options.processors))
-        return TextWork(own, formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs), options)
+        reported = formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs)
+        return TextWork(own, reported, options, own.keys() == set(_TEXT) or (self._reads_prompts and ENCODED not in own))
 
     def target(self, works: Sequence[TextWork], reserve: int) -> HFTarget:
         """Return the target with the processors of some requests; see `RowsModel.target`."""
         pipelines: Any = RowPipelines(tuple(work.pipeline for work in works))
         return HFTarget(self.model, self.family, pipelines, reserve, limit=positions_of(self.model), trees=self.proof.trees)
 
-    def prompt(self, works: Sequence[TextWork]) -> dict[str, Tensor]:
+    def prompt(self, works: Sequence[TextWork]) -> dict[str, Any]:
         """Return the prompts of some requests as one batch, padded on the left; see `RowsModel.prompt`."""
         if len(works) == 1:
             return dict(works[0].inputs)
@@ -228,7 +229,16 @@ class TextModel(RowsModel):
         mask = torch.zeros_like(ids)
         for row, work in enumerate(works):
             ids[row, longest - len(work.ids) :], mask[row, longest - len(work.ids) :] = work.ids, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        found: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if any(work.inputs.keys() != set(_TEXT) for work in works):
+            found[PROMPTS] = [work.inputs for work in works]
+        return found
+
+    @property
+    def _reads_prompts(self) -> bool:
+        """True if the drafter can read prompts with pictures that are given one by one."""
+        drafter = self.drafter
+        return not isinstance(drafter, ModelDrafter) or (isinstance(drafter.target, HFTarget) and drafter.view in _VIEWS)
 
     def _unpadded(self, prompt: TextPrompt) -> dict[str, Any]:
         """The inputs of a prompt of one row as the target takes them, without padding. ValueError for pictures that do not fit it."""
