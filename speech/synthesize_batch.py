@@ -22,7 +22,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from mmspec.jobs import Stopped, run
-from mmspec.jobs.speech_job import BATCHING, SpeechJobSpec, make_speech_job
+from mmspec.jobs.rows import BATCHING
+from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
 from mmspec.loading.speech import Speaker
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.minis.speech_data import VOICES

@@ -17,7 +17,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from mmspec.jobs import Report, Stopped, run
-from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_caption_job, one_file
+from mmspec.jobs.captions_job import CaptionJobSpec, job_folder, make_caption_job, one_file
+from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
@@ -33,7 +34,14 @@ def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
         run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
     )
     captions = tuple(args.caption or ())
-    told = {"prompt": args.prompt, "view": args.view, "captions": captions, "batch_size": args.batch_size, "shard_size": args.shard_size}
+    told = {
+        "prompt": args.prompt,
+        "view": args.view,
+        "captions": captions,
+        "batch_size": args.batch_size,
+        "batching": args.batching,
+        "shard_size": args.shard_size,
+    }
     return CaptionJobSpec(config, (str(args.pictures),), job_folder(args.out), sampling=FrameSampling(args.fps, args.frames), **told)
 
 
@@ -50,7 +58,8 @@ def main() -> None:
     parser.add_argument("--caption", action="append", help="what the caption view reads in place of a picture")
     parser.add_argument("--accept", default="exact")
     parser.add_argument("--draft-length", default="auto")
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="pictures that are asked about at a time")
+    parser.add_argument("--batching", choices=BATCHING, default="continuous", help="questions join as others end, or wait")
     parser.add_argument("--shard-size", type=int, default=64, help="pictures a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -20,8 +20,8 @@ from mmspec.core.records import Step
 from mmspec.core.stats import Stats
 from mmspec.drafters.model.ensemble import Views
 from mmspec.drafters.views.base import View
-from mmspec.models.families.multimodal import Merged
 from mmspec.models.families.registry import family_of
+from mmspec.models.rows.merged import Merged
 from mmspec.models.target import HFTarget
 from mmspec.run.views import view_for
 from mmspec.text.generation import generate

@@ -189,7 +189,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], question: s
     if given["engine"] not in ("local", "ray"):
         raise ValueError(f"unknown engine {given['engine']!r}; valid: local, ray")
     from mmspec.jobs import run
-    from mmspec.jobs.captions import CaptionJobSpec, job_folder, make_caption_job, one_file
+    from mmspec.jobs.captions_job import CaptionJobSpec, job_folder, make_caption_job, one_file
     from mmspec.text.inputs.clips import FrameSampling
 
     asking = CaptionJobSpec(
@@ -200,9 +200,9 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], question: s
         given["chat"],
         given["view"],
         tuple(given["captions"] or ()),
-        given["batch_size"],
-        given["shard_size"],
-        FrameSampling(given["fps"], given["frames"]),
+        batch_size=given["batch_size"],
+        shard_size=given["shard_size"],
+        sampling=FrameSampling(given["fps"], given["frames"]),
     )
     report = run(partial(make_caption_job, asking), engine=given["engine"])
     if report is None:  # process 0 of a launch reports

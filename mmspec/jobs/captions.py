@@ -2,45 +2,29 @@
 
 import hashlib
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
-from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.core.stats import Stats
 from mmspec.drafters.model.ensemble import Views
 from mmspec.drafters.views.text_views import retold
-from mmspec.jobs import Facts, Job, JsonLines, Lines, Processes, Reject, Report
-from mmspec.jobs.text import COUNTED, text_job_identity
+from mmspec.jobs import Facts, Lines, Reject
+from mmspec.jobs.rows import continued
+from mmspec.jobs.text import COUNTED, joinable_model
 from mmspec.loading.text import Pair, load_pair
 from mmspec.run.config import Config
+from mmspec.serving.models.text import TextModel, TextOptions, TextWork
 from mmspec.text.inputs.clips import FrameSampling
 from mmspec.text.inputs.pictures import pictures_and_clips_in
-from mmspec.text.inputs.vision_inputs import DESCRIBE, VisionPrompt, default_prompt, has_template, read_seen, reads_clips
+from mmspec.text.inputs.vision_inputs import VisionPrompt, default_prompt, has_template, read_seen, reads_clips
 from mmspec.text.views import brackets, encoded, ensemble, view
-from mmspec.utils.files import whole
 
 _PREFIX = "image: "  # what a caption is introduced by
 Asking = tuple[dict[str, Any], VisionPrompt]
 """What is told of a record, and what is asked of the target."""
-
-
-@dataclass(frozen=True)
-class CaptionJobSpec:
-    """Settings of a caption job: `inputs` are pictures and clips, one folder, or one file of JSON lines."""
-
-    config: Config
-    inputs: tuple[str, ...]
-    out: Path  # the job's folder
-    prompt: str | None = None  # None: to describe the picture or the video
-    chat: bool | None = None  # None: where there is a template
-    view: str | None = None
-    captions: tuple[str, ...] = ()
-    batch_size: int = 8
-    shard_size: int = 64
-    sampling: FrameSampling = field(default_factory=FrameSampling)  # which frames of clips are taken
 
 
 def load_seeing(config: Config, chat: bool | None = None, views: str | None = None, captions: Sequence[str] = ()) -> Pair:
@@ -141,8 +125,19 @@ def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
 class CaptionRecord:
     """Worker that answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer" and "tokens".
 
-    Record i draws with seed + i, so under an exact rule its output does not depend on its batch. Requests with pictures, with clips and
-    with both are decoded separately, because processors pad clips to one length or refuse to mix them.
+    Record i draws with seed + i, so under an exact rule its output does not depend on its batch. In batches that begin and end together,
+    requests with pictures, with clips and with both are decoded separately, because processors pad clips to one length or refuse to mix
+    them.
+
+    Args:
+        pair: target, drafter and settings.
+        prompt: what is asked where a record does not say; None to describe the picture or the video.
+        root: folder that files are relative to.
+        sampling: which frames of clips are taken.
+        stats: counts over everything that was run.
+        rows: most records that run at a time, of batches that may be larger; None for whole batches.
+        continuous: let records join as others end, where the pair allows it; else, and where `rows` is None, batches begin and end
+            together.
     """
 
     pair: Pair
@@ -150,6 +145,8 @@ class CaptionRecord:
     root: Path = Path()
     sampling: FrameSampling = field(default_factory=FrameSampling)
     stats: Stats = field(default_factory=Stats)
+    rows: int | None = None
+    continuous: bool = True
 
     def check(self, record: dict[str, Any]) -> Asking:
         """Return (the record, the request). ValueError, the reason of a reject, for pictures that cannot be read."""
@@ -164,12 +161,45 @@ class CaptionRecord:
 
     def __call__(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[dict[str, Any] | Reject]:
         """Answer a batch of (index, request) and yield its records, or rejects, in order."""
-        found: dict[int, list[int] | Reject] = {}
-        for rows in self._groups(batch):
-            found |= self._found(rows)
+        model = None if self.rows is None or not self.continuous else self._model
+        found = self._together(batch) if model is None else self._joining(model, batch)
         for index, (record, _) in batch:
             ids = found[index]
             yield ids if isinstance(ids, Reject) else record | {"answer": self.pair.decode(ids), "tokens": ids}
+
+    @cached_property
+    def _model(self) -> TextModel | None:
+        return joinable_model(self.pair)
+
+    def _together(self, batch: Sequence[tuple[int, Asking]]) -> dict[int, list[int] | Reject]:
+        """The answers by index, from batches that begin and end together."""
+        size, found = self.rows or max(1, len(batch)), {}
+        for part in (batch[first : first + size] for first in range(0, len(batch), size)):
+            for rows in self._groups(part):
+                found |= self._found(rows)
+        return found
+
+    def _joining(self, model: TextModel, batch: Sequence[tuple[int, Asking]]) -> dict[int, list[int] | Reject]:
+        """The answers by index, from one generation that requests join and leave."""
+        run = self.pair.config.run
+        settings = (run.temperature, run.top_k, run.top_p, run.repetition_penalty)
+        self.stats.exactness = model.rule.exactness
+        found: dict[int, list[int] | Reject] = {}
+        begun: list[int] = []
+
+        def works() -> Iterator[TextWork]:
+            for index, (_, request) in batch:
+                try:
+                    inputs = self._looked([request])
+                except ValueError as error:
+                    found[index] = Reject(str(error))
+                    continue
+                begun.append(index)
+                yield model.read(inputs, TextOptions(run.max_new_tokens, run.seed + index, *settings))
+
+        for number, out in enumerate(continued(model, works(), self.rows or 1, self.stats.add)):
+            found[begun[number]] = out.tokens[0].tolist()
+        return found
 
     def _groups(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[list[tuple[int, VisionPrompt]]]:
         """The requests of a batch that are decoded together, each with its index."""
@@ -228,68 +258,3 @@ def frame_counts(processor: Any, request: VisionPrompt) -> tuple[int, ...]:
         return tuple(len(clip.indices(video)) for clip in request.clips)
     except ValueError:  # what cannot be sampled is rejected when it is looked at
         return (0,) * len(request.clips)
-
-
-def make_caption_job(asked: CaptionJobSpec) -> Job:
-    """Return the job. ValueError for missing files and invalid settings, before anything is written."""
-    from mmspec.utils.provenance import provenance
-
-    source, root = source_of(asked.inputs)  # what is not there is told before a model is loaded
-    target = replace(asked.config.target, device=Processes.here().device(asked.config.target.device))
-    pair = load_seeing(replace(asked.config, target=target), asked.chat, asked.view, asked.captions)
-    length = pair.config.drafter.length
-    if pair.exactness != TOKEN_EXACT and not isinstance(length, int):
-        raise ValueError(
-            f"accept {asked.config.accept.kind!r} draws otherwise with another draft length, and {length!r} follows the clock: "
-            "give --draft-length a number, so that a job that goes on says the same"
-        )
-    work = CaptionRecord(pair, asked.prompt, root, asked.sampling)
-    model, options = text_job_identity(pair)
-    seen = {"pictures": processor_digest(pair.processor.image_processor)}
-    seen |= {"clips": processor_digest(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
-    sampling = {name: value for name, value in asdict(asked.sampling).items() if value is not None}
-    return Job(
-        source=source,
-        sink=JsonLines(),  # pyright: ignore[reportArgumentType] - its extension is the class's
-        work=work,
-        check=work.check,
-        out=asked.out,
-        model=model | seen,
-        options=options | sampling | {"prompt": asked.prompt or DESCRIBE, "view": asked.view, "captions": list(asked.captions)},
-        batch_size=asked.batch_size,
-        shard_size=asked.shard_size,
-        unit="pictures",
-        about=provenance(pair.target.device) | {"exactness": pair.exactness},
-        measures=work.measures,
-    )
-
-
-def processor_digest(processor: Any) -> str:
-    """A digest of all settings of an image or video processor."""
-    return hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
-
-
-def job_folder(out: str | Path) -> Path:
-    """Return the job's folder for `out`: answers.job beside a file answers.jsonl, else `out` itself.
-
-    Raises:
-        ValueError: if `out` is a file of something else.
-    """
-    path = Path(out)
-    if path.suffix != ".jsonl":
-        return path
-    if path.is_dir():
-        raise ValueError(f"--out {path} is a folder: name a file that ends in .jsonl, or a folder without that ending")
-    folder = path.with_suffix(".job")
-    if path.exists() and not (folder / "manifest.json").exists():
-        raise ValueError(f"--out {path} exists, and not from such a job: choose another name, or remove it")
-    return folder
-
-
-def one_file(report: Report, out: str | Path) -> None:
-    """Write the job's answers to one file, atomically, if `out` names a file."""
-    if Path(out).suffix == ".jsonl":
-        with whole(out, binary=True) as sink:
-            for part in sorted(report.out.glob("part-*.jsonl")):
-                with part.open("rb") as file:
-                    shutil.copyfileobj(file, sink)

@@ -8,9 +8,11 @@ import torch
 
 from mmspec.core.decode import OnStep
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import EngineModel, EngineWork
+from mmspec.serving.models.base import EngineModel, EngineWork, may_begin
 from mmspec.serving.scheduler import Scheduler
 
+BATCHING = ("continuous", "static")
+"""Ways to run the records of a job: they join as others end, or batches begin and end together."""
 _PIECE = 2048  # columns of prompts that are run between two rounds: nobody waits for a single token of a job
 
 
@@ -30,12 +32,12 @@ def continued(model: EngineModel, works: Iterator[EngineWork], rows: int, on_ste
         Exception: what a request ended with, once it is its turn.
     """
     pending: deque[RequestHandle] = deque()
-    read: deque[EngineWork] = deque()  # at most one, which is too long to begin together with others
+    read: deque[EngineWork] = deque()  # at most one, which cannot begin together with others
 
     def take(most: int | None) -> RequestHandle | None:
         if not read:
             read.extend(work for work in [next(works, None)] if work is not None)
-        if not read or (most is not None and read[0].columns > most):
+        if not read or not may_begin(read[0], most):
             return None
         pending.append(RequestHandle(read.popleft(), 0, model.rule.exactness))
         return pending[-1]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes
+from mmspec.jobs.rows import BATCHING
 from mmspec.jobs.speech import Say, speech_job_identity
 from mmspec.loading.speech import Speaker, load_speaker
 from mmspec.speech.sound.files import SUBTYPES, sound_bytes
@@ -18,8 +19,6 @@ from mmspec.utils.devices import device_of
 from mmspec.utils.names import unknown
 
 OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
-BATCHING = ("continuous", "static")
-"""Ways to run texts: they join as others end, or batches begin and end together."""
 
 
 @dataclass(frozen=True, kw_only=True)

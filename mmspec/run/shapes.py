@@ -32,7 +32,7 @@ def stopping_below(drafter: Drafter, stop_below: float | str | None) -> Drafter:
         return drafter
     if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
         raise ValueError("stop_below ends a model's chains of draft tokens: draft with a model and leave tree out, or leave stop_below out")
-    if stop_below == "adaptive":
+    if isinstance(stop_below, str):  # "adaptive"; other texts are refused before
         if not isinstance(drafter, ModelDrafter):
             raise ValueError("stop_below is 'adaptive', which needs a drafter that is a model of its own: give a probability, 0 to 1")
         return replace(drafter, shape=replace(drafter.shape, stop=AdaptiveFallback()))

@@ -16,7 +16,7 @@ from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import options_of
+from mmspec.serving.models.base import may_begin, options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.openmp import release_threads
 from mmspec.serving.scheduler import EngineCounts, Scheduler
@@ -30,8 +30,9 @@ class Engine:
     context manager: leaving it waits for all requests, or cancels them after an exception.
 
     Args:
-        target: a transformers causal language model, in eval mode, on one device; a speech model as `mmspec.speech.synthesize` takes it, of
-            one network; or an image model of codes: an adapter (`mmspec.vision.ImageModel`), or a model that makes pictures only.
+        target: a transformers causal language model, one that reads pictures or sound included, in eval mode, on one device; a speech model
+            as `mmspec.speech.synthesize` takes it, of one network; or an image model of codes: an adapter (`mmspec.vision.ImageModel`), or
+            a model that makes pictures only.
         drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
         accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
             drawing of noise; or another token-exact rule.
@@ -84,8 +85,9 @@ class Engine:
         """Submit a request. Safe under threads.
 
         Args:
-            inputs: what the model's tokenizer returned for one prompt: `input_ids` [1, P], and `attention_mask` if there is padding; for a
-                speech model a text, for an image model what to draw (a text, a class), or what its processor returned for one.
+            inputs: what the model's tokenizer or processor returned for one prompt: `input_ids` [1, P], `attention_mask` if there is
+                padding, and what stands for its pictures; for a speech model a text, for an image model what to draw (a text, a class), or
+                what its processor returned for one.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
             options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions`,
@@ -175,10 +177,10 @@ class Engine:
             self._changed.notify_all()
 
     def _next(self, most: int | None) -> RequestHandle | None:
-        """The request that starts next, if its prompt has at most `most` tokens."""
+        """The request that starts next, if it may; see `may_begin`."""
         with self._changed:
             self._drop_cancelled()
-            if not self._waiting or (most is not None and self._waiting[0][2].work.columns > most):
+            if not self._waiting or not may_begin(self._waiting[0][2].work, most):
                 return None
             self._changed.notify_all()
             return heapq.heappop(self._waiting)[2]

@@ -61,7 +61,7 @@ class Scheduler:
         model: target and drafter.
         max_rows: most rows, those whose prompts are being run included.
         piece: columns of prompts that are run between two rounds.
-        take: returns the next request that may start, or None; called with the most tokens that its prompt may have, or None for any.
+        take: returns the next request that may start, or None; called with the most tokens of its prompt, or None: see `may_begin`.
         on_step: called with every round, those of starting requests included.
     """
 
@@ -144,7 +144,7 @@ class Scheduler:
                 break
             longest = max(longest, handle.work.columns)
             found.append(handle)
-            if longest * (len(found) + 1) > self.piece:
+            if not handle.work.together or longest * (len(found) + 1) > self.piece:
                 break
         if found:
             self._open(found)

@@ -16,7 +16,7 @@ from mmspec.core.rules.base import GROUP_EXACT, LOSSY, Accept
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import INITIALISERS, Initialiser
 from mmspec.drafters.none import NoDraft
-from mmspec.models.guidance import Guided, GuidedRows, Pairs, is_guided
+from mmspec.models.guidance import Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check_drafted
 from mmspec.run.draft_length import control_of
@@ -116,11 +116,11 @@ class PicturePlan:
             return replace(self, control=control, most=most, drafter=small_image_model(self.model, self.drafter))
         return replace(self, control=control, most=most, drafter=self.model.drafter if self.drafter is None else self.drafter)
 
-    def target(self, processors: Guided | GuidedRows | Any, capture: bool = False) -> HFTarget | Pairs:
+    def target(self, processors: Any, capture: bool = False) -> HFTarget | Pairs:
         """Return the target, which reads pairs of prompts with `Guided` processors.
 
         Args:
-            processors: form the distributions.
+            processors: form the distributions: a pipeline, `Guided`, or `GuidedRows`.
             capture: compile its forward with fixed shapes.
         """
         family: Any = self.model  # its prompts are `Prompt`s

@@ -233,11 +233,11 @@ def test_a_wrong_engine_is_refused(model, options, words):
     assert "\n" not in str(caught.value)
 
 
-def test_models_that_read_more_than_one_text_are_refused():
+def test_models_with_an_encoder_are_refused():
     from transformers import T5Config, T5ForConditionalGeneration
 
     sizes = {"d_model": 16, "d_ff": 16, "d_kv": 8, "num_layers": 1, "num_heads": 2, "vocab_size": 30, "decoder_start_token_id": 0}
-    with pytest.raises(ValueError, match="T5ForConditionalGeneration reads more than one text"):
+    with pytest.raises(ValueError, match="T5ForConditionalGeneration has an encoder"):
         Engine(T5ForConditionalGeneration(T5Config(**sizes)).eval())
 
 

@@ -1,14 +1,16 @@
 """Which models an engine serves: every decoder-only family, past windows too; all others are refused in one line."""
 
+from itertools import zip_longest
+
 import pytest
 import torch
 
-from tests.families import FAMILIES, build
+from tests.families import FAMILIES, SOUND, build, heard
 from tests.hybrids import HYBRIDS, small
 from tests.serving.traffic import Asked, scheduler_for, serve
 
 SERVED = [name for name, case in FAMILIES.items() if case.kind == "decoder"]
-REFUSED = [name for name, case in FAMILIES.items() if case.kind != "decoder"]
+REFUSED = [name for name, case in FAMILIES.items() if not case.kind.startswith("decoder")]
 ASKED = [
     Asked([5, 6, 7] * 4, {"max_new_tokens": 12}),
     Asked([9, 8], {"max_new_tokens": 20, "temperature": 1.0, "seed": 1}),
@@ -27,9 +29,22 @@ def test_decoders_give_every_request_its_tokens(name):
     assert scheduler.counts.restarted == 0
 
 
+@pytest.mark.parametrize("name", SOUND)
+def test_recordings_of_several_lengths_give_every_request_its_tokens(name):
+    """Those that read pictures are tested in `test_engine_seeing.py`."""
+    model, clips = build(FAMILIES[name]), heard(name, 3)
+    model.generation_config.eos_token_id = None
+    prompts = [{key: values[row : row + 1] for key, values in clips.items()} for row in range(3)]
+    asked = [Asked(each or words.ids, words.options, words.arrives) for each, words in zip_longest(prompts, ASKED)]
+    scheduler, waiting = scheduler_for(model, "lookup", max_rows=2, piece=4, draft_length=3)
+    handles = serve(scheduler, waiting, asked, most=300)
+    assert [handle.tokens for handle in handles] == [each.alone(model) for each in asked]
+    assert scheduler.counts.restarted == 0
+
+
 @pytest.mark.parametrize("name", REFUSED)
-def test_models_of_other_inputs_are_refused(name):
-    with pytest.raises(ValueError, match=r"an engine serves decoder-only|keeps more than keys and values") as caught:
+def test_encoder_decoders_are_refused(name):
+    with pytest.raises(ValueError, match="has an encoder, and an engine serves decoder-only models") as caught:
         scheduler_for(build(FAMILIES[name]))
     assert "\n" not in str(caught.value)
 

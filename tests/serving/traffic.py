@@ -10,7 +10,7 @@ import torch
 import mmspec
 from mmspec.run.request import Request
 from mmspec.serving.handle import RequestHandle
-from mmspec.serving.models.base import EngineModel, options_of
+from mmspec.serving.models.base import EngineModel, may_begin, options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
 
@@ -43,7 +43,7 @@ def scheduler_of(model: EngineModel, max_rows: int = 8, piece: int = 64) -> tupl
     waiting: deque[RequestHandle] = deque()
 
     def take(most: int | None) -> RequestHandle | None:
-        return waiting.popleft() if waiting and (most is None or waiting[0].work.columns <= most) else None
+        return waiting.popleft() if waiting and may_begin(waiting[0].work, most) else None
 
     return Scheduler(model, max_rows, piece, take), waiting
 

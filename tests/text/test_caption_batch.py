@@ -9,9 +9,11 @@ from pathlib import Path
 import pytest
 
 from mmspec.jobs import Processes, run
-from mmspec.jobs.captions import make_caption_job
+from mmspec.jobs.captions_job import CaptionJobSpec, make_caption_job
 from mmspec.loading import text as pairs
+from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from tests import small_seers
+from tests.jobs.folders import tree
 
 ROOT = Path(__file__).parents[2]
 
@@ -100,3 +102,51 @@ def test_a_mistake_is_told_in_one_line(main, tmp_path, args, words):
 
 def test_a_place_without_pictures(main, tmp_path):
     assert "does not exist" in main("--out", tmp_path / "a.jsonl", pictures="nowhere")[2]
+
+
+def joined_and_static(config, lines, folder, **given):
+    """The jobs of both ways to batch, which write the same bytes, and the report of the last one."""
+    asked, jobs = folder / "asked.jsonl", {}
+    asked.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for way in ("continuous", "static"):
+        jobs[way] = make_caption_job(CaptionJobSpec(config, (str(asked),), folder / way, batch_size=2, batching=way, **given))
+        report = run(jobs[way])
+    assert tree(folder / "continuous") == tree(folder / "static")
+    return jobs, report
+
+
+@pytest.mark.parametrize(
+    "drafting", [("lookup", None), ("reader", "newline"), ("reader", "drop"), ("seer", "own"), ("seer", "pruned"), ("seer", "own+drop")]
+)
+def test_questions_that_join_write_the_bytes_of_static_batches(home, tmp_path, drafting):
+    """An ensemble of views runs in static batches."""
+    (name, view), files = drafting, [str(home / "pictures" / f"{number}.png") for number in range(5)]
+    lines = [{"file": file, "prompt": f"how many {word} ?"} for word in ("red", "of") for file in files]
+    lines.insert(4, {"files": files * 9})  # exceeds the model's positions
+    lines.insert(7, {"files": files[:2]})
+    config = Config(
+        target=TargetSection(path=str(home / "seer"), device="cpu"),
+        drafter=DrafterSection(kind="model" if view else name, path=str(home / name) if view else None, length=2),
+        run=RunSection(max_new_tokens=12, temperature=1.0),
+    )
+    jobs, report = joined_and_static(config, lines, tmp_path, view=view)
+    assert (report.outputs, report.rejects) == (11, 1)
+    assert (jobs["continuous"].work._model is None) == (view == "own+drop")
+
+
+@pytest.mark.parametrize("drafter", ["none", "vlm"])
+def test_answers_of_several_lengths_take_fewer_forwards(home, tmp_path, drafter):
+    """Descriptions of 40 words and answers of 3, by the mini."""
+    files = [str(home / "pictures" / f"{number}.png") for number in range(5)]
+    questions = ("describe the picture .", "how many circles are there ?", "is there a red circle ?")
+    lines = [{"file": file, "prompt": questions[number % 3]} for number, file in enumerate(files * 3)]
+    config = Config(target=TargetSection(path="vlm", device="cpu"), drafter=DrafterSection(kind=drafter, length=3))
+    jobs, report = joined_and_static(config, lines, tmp_path)
+    assert report.outputs == 15
+    assert jobs["continuous"].work.stats.target_calls < jobs["static"].work.stats.target_calls
+
+
+def test_an_unknown_way_to_batch_is_refused(home, tmp_path):
+    spec = CaptionJobSpec(Config(), (str(home / "pictures"),), tmp_path / "out", batching="rows")
+    with pytest.raises(ValueError, match="unknown batching 'rows'; valid: continuous, static"):
+        make_caption_job(spec)

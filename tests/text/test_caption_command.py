@@ -369,7 +369,7 @@ def full(*handle):
     raise OSError(errno.ENOSPC, "No space left on device")
 
 
-@pytest.mark.parametrize("where", ["mmspec.jobs.engine.folder.os.fsync", "mmspec.jobs.captions.shutil.copyfileobj"])
+@pytest.mark.parametrize("where", ["mmspec.jobs.engine.folder.os.fsync", "mmspec.jobs.captions_job.shutil.copyfileobj"])
 def test_a_full_disk_is_one_line_and_nothing_is_lost(batch, pictures, monkeypatch, where):
     """When a shard is written, and when the shards become one file."""
     args = (pictures[0].parent, *SHORT, "--shard-size", 2)

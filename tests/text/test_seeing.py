@@ -22,8 +22,9 @@ from mmspec.drafters.shapes import Chain, drawn, most_likely
 from mmspec.drafters.views.base import same_prompt, shared_modalities
 from mmspec.models.compat.compiler import reset_compiler
 from mmspec.models.families.mllama import EncodedImages
-from mmspec.models.families.multimodal import Merged, never_generated_ids_of, placeholders_of
+from mmspec.models.families.multimodal import never_generated_ids_of, placeholders_of
 from mmspec.models.families.registry import SEES, family_of
+from mmspec.models.rows.merged import Merged
 from mmspec.models.slot_cache import SlotLayer
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.text.settings.processors import constraints

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.models.families.multimodal import Merged, never_generated_ids_of
+from mmspec.models.families.multimodal import never_generated_ids_of
 from mmspec.models.families.registry import family_of
+from mmspec.models.rows.merged import Merged
 from tests.films import NAMES, batch, row
 from tests.seeing import SIGHTS
 from tests.sizes import Case, build

@@ -29,6 +29,8 @@ _RESERVE = 192
 class EagleFeed(RowState):
     """Inputs of `EagleFamily` beside the ids: the prompt, the states of the next forward, and all outputs of the current draft."""
 
+    by_row = ("prompt",)
+
     prompt: Columns
     going_in: Tensor | None = None  # [B, M, H] for the columns of the coming forward
     come_out: Tensor | None = None  # [B, N, S] states of the draft's nodes
@@ -36,11 +38,6 @@ class EagleFeed(RowState):
     level: int = 0  # draft tokens on the paths of the draft under way
     fresh: int = 0  # the newest nodes: columns before them are run late
     newest: Tensor | None = None  # [B, 1] slot of each row's last committed column
-
-    @property
-    def joinable(self) -> bool:
-        """True for prompts without pictures, which are not read again; see `core.rows.changes.ChangesRows`."""
-        return self.prompt.embeds is None and self.prompt.beside is None and self.prompt.gone is None
 
     def take(self, model: "FeatureNet", state: Tensor) -> Tensor:
         """Keep the states [B, M, S] of the newest nodes. Returns the features of their logits."""

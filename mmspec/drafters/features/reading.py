@@ -4,13 +4,15 @@ A net's `reading` selects the columns: all of them, the text alone (`hivis`), or
 and generation use the same method.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.models.families.multimodal import Merged
+from mmspec.core.rows.changes import rows_of
+from mmspec.models.rows.merged import Merged
 from mmspec.models.target import HFSession
 
 _OF_ONE_SIZE = ("llava", "paligemma", "vipllava")  # their pictures may touch, and all take as many positions
@@ -123,12 +125,51 @@ class Columns:
             return later
         return torch.where(slots < self.lengths[:, None], self.places.gather(1, slots.clamp(max=self.places.shape[1] - 1)), later)
 
+    def take_rows(self, rows: Sequence[int]) -> "Columns":
+        """Return what later columns read of some rows' prompts.
+
+        Args:
+            rows: numbers of the rows.
+        """
+        kept = self._later
+        beside, gone = (None if part is None else rows_of(part, rows) for part in (kept.beside, kept.gone))
+        return replace(kept, values=rows_of(kept.values, rows), lengths=rows_of(kept.lengths, rows), beside=beside, gone=gone)
+
+    def join_rows(self, other: "Columns") -> "Columns":
+        """Return what later columns read of the prompts of both.
+
+        Args:
+            other: prompts that the same net reads.
+        """
+        mine, theirs = self._later, other._later
+        values, lengths = torch.cat([mine.values, theirs.values]), torch.cat([mine.lengths, theirs.lengths])
+        beside, gone = _both(mine.beside, theirs.beside, mine, theirs), _both(mine.gone, theirs.gone, mine, theirs)
+        return replace(mine, values=values, lengths=lengths, beside=beside, gone=gone)
+
+    @property
+    def _later(self) -> "Columns":
+        """No columns, and what is read of these beside later ones."""
+        none, beside = self.values[:, :0], None if self.beside is None else self.beside[:, -1:]
+        return Columns(none, self.lengths, self.features[:0], beside=beside, places=none, gone=self.gone)
+
     def spread(self, found: Tensor, size: int) -> Tensor:
         """Return `found` [B, C, ...] at the columns' numbers among all `size`; zeros elsewhere."""
         if self.places is None:
             return found
         places = self.places.view(*self.places.shape, *(1 for _ in found.shape[2:])).expand_as(found)
         return found.new_zeros(len(found), size, *found.shape[2:]).scatter(1, places, found)
+
+
+def _both(one: Tensor | None, other: Tensor | None, mine: Columns, theirs: Columns) -> Tensor | None:
+    """Rows of `one`, which `mine` reads, and of `other`, which `theirs` does; zeros for the side that reads none."""
+    if one is None or other is None:
+        found = one if other is None else other
+        if found is None:
+            return None
+        one, other = (
+            found.new_zeros(len(of.lengths), *found.shape[1:]) if part is None else part for part, of in ((one, mine), (other, theirs))
+        )
+    return torch.cat([one, other])
 
 
 def _at(states: Tensor, columns: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ V views, B rows, M columns, X values.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,10 +21,10 @@ from mmspec.core.processors.truncation import distribution_of
 from mmspec.core.records import Draft, Scored
 from mmspec.drafters.model.mixing import Adaptive, Weights
 from mmspec.drafters.views.base import View
-from mmspec.models.families.multimodal import Merged
 from mmspec.models.family import StateCommit
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.rows.merged import Merged, stacked
 from mmspec.models.skipped_parts import Change, rewired
 from mmspec.models.target import HFSession, HFTarget
 
@@ -83,7 +83,7 @@ class ViewEnsemble:
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
-        state = stack_views(states, getattr(self.target.family, "window", None))
+        state = stack_views(states)
         return EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights), pending
 
 
@@ -141,12 +141,11 @@ class EnsembleSession(HFSession):
 # --- what the views' prompts are made of, stacked ---------------------------------------------------------------------
 
 
-def stack_views(states: Sequence[Any], window: int | None = None) -> Any:
+def stack_views(states: Sequence[Any]) -> Any:
     """Concatenate the encoded prompts of all views to one batch. ValueError for models whose pictures are not part of the prompt.
 
     Args:
         states: one encoded prompt per view.
-        window: sliding window of the family, if it has one.
     """
     if all(state is None for state in states):
         return None
@@ -155,52 +154,7 @@ def stack_views(states: Sequence[Any], window: int | None = None) -> Any:
             "several views at once need a drafter whose pictures stand within its prompt (Mllama's do not) and that keeps no recurrent "
             "states: give one view"
         )
-    size = max(state.embeds.shape[1] for state in states)
-    whole = [_completed(_padded(state, size), states, window) for state in states]
-    names = [f.name for f in fields(Merged)]
-    made: dict[str, Any] = {name: _joined(name, [getattr(state, name) for state in whole]) for name in names}
-    return Merged(**made)
-
-
-def _joined(name: str, parts: Sequence[Any]) -> Any:
-    if parts[0] is None:
-        return None
-    if isinstance(parts[0], Mapping):
-        return {kind: torch.cat([part[kind] for part in parts]) for kind in parts[0]}
-    return torch.cat(list(parts), 1 if name in ("axes", "deep") else 0)
-
-
-def _padded(state: Merged, size: int) -> Merged:
-    """`state` with `size` positions a row."""
-    more = size - state.embeds.shape[1]
-
-    def pad(values: Tensor, *sides: int) -> Tensor:
-        return nn.functional.pad(values, sides)
-
-    return replace(
-        state,
-        embeds=pad(state.embeds, 0, 0, 0, more),
-        axes=None if state.axes is None else pad(state.axes, 0, more),
-        sees=state.sees and {kind: pad(seen, 0, more, 0, more) for kind, seen in state.sees.items()},
-        deep=None if state.deep is None else pad(state.deep, 0, 0, 0, more),
-    )
-
-
-def _completed(state: Merged, others: Sequence[Merged], window: int | None) -> Merged:
-    """`state` with every field that any of the others has, filled as for a plain prompt."""
-    axes, deep = (next((getattr(o, name) for o in others if getattr(o, name) is not None), None) for name in ("axes", "deep"))
-    rows, size = state.embeds.shape[:2]
-    place = torch.arange(size, device=state.embeds.device)
-    before = place <= place[:, None]
-    near = before if window is None else before & (place[:, None] - place < window)
-    kinds = dict.fromkeys(kind for other in others for kind in other.sees or ())
-    plain = {kind: (near if "sliding" in kind else before).expand(rows, -1, -1) for kind in kinds}
-    return replace(
-        state,
-        axes=place.expand(len(axes), rows, -1) if state.axes is None and axes is not None else state.axes,
-        sees=plain | dict(state.sees or {}) or None,
-        deep=deep.new_zeros(len(deep), *state.embeds.shape) if state.deep is None and deep is not None else state.deep,
-    )
+    return stacked(states)
 
 
 # --- towers run once --------------------------------------------------------------------------------------------------

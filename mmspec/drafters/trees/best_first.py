@@ -83,11 +83,12 @@ class BestFirst:
                 waiting = waiting & (candidates.depth == level)
             most = int(waiting.sum(1).max())
             if most == 0:
-                return candidates.finished(draft, grown.size, floor)
+                break
             chosen, real = _first(waiting, most if self.width is None else min(most, self.width))
             values, above = candidates.value.gather(1, chosen), torch.where(real, candidates.above.gather(1, chosen), PAD)
             candidates, parents = candidates.expanded(chosen, real, grown.size)
             grown = grown.extend(values, above, width=self.children, levels=min(level, self.depth))
+        return candidates.finished(draft, grown.size, floor)
 
     @staticmethod
     def _noise(draft: Draft, parents: "_Parents", noise: Noise) -> Keys | None:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import Listening
 from mmspec.models.compat import eager_configs
-from mmspec.models.families.multimodal import Merged, Multimodal
+from mmspec.models.families.multimodal import Multimodal
 from mmspec.models.families.whisper import Whisper
 from mmspec.models.module_copy import own_copy
 from mmspec.models.partial_forward import PartialForward
+from mmspec.models.rows.merged import Merged
 from mmspec.models.skipped_parts import rewired
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import check_copy, stack

@@ -11,10 +11,11 @@ from mmspec.models.compat import argument_names, takes_argument
 from mmspec.models.compat.mixer_cache import minimax_cache
 from mmspec.models.compat.mixers import ATTENTION_LAYERS, SINGLE, STATEFUL_LAYERS, Mixer, mixers_of, without_attention
 from mmspec.models.families.base import DecoderOnly, refuse_other_attention
-from mmspec.models.families.multimodal import SIGHT, Merged, Modality, Multimodal
+from mmspec.models.families.multimodal import SIGHT, Modality, Multimodal
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
 from mmspec.models.recurrent.states import RecurrentStates
+from mmspec.models.rows.merged import Merged
 from mmspec.models.skipped_parts import rewired
 from mmspec.models.slot_cache import SlotCache
 
@@ -107,6 +108,7 @@ class MergedStates(Merged):
     """A prompt whose pictures are encoded, and the states of the session that it opened."""
 
     recurrent: RecurrentStates | None = None
+    join_rows = None  # type: ignore[assignment]  # the states do not change their rows
 
     @staticmethod
     def of(merged: Merged, recurrent: RecurrentStates) -> "MergedStates":

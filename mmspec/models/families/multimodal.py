@@ -7,18 +7,19 @@ take their embeddings from it and all others from their ids; no state of a reque
 """
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from inspect import signature
 from typing import Any, Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mmspec.models.compat import adapter_for_sound, per_layer_inputs
 from mmspec.models.compat.cache_name import CALLERS_NAMES, cache_keyword
 from mmspec.models.families.base import DecoderOnly, attention_mask, side_by_side, text_prompt
 from mmspec.models.intercept import handing, intercept_decoder_inputs
 from mmspec.models.layout import Layout
+from mmspec.models.rows.merged import Merged, repacked, rows_at, stacked
 from mmspec.models.slot_cache import SlotCache
 
 _KINDS = ("full_attention", "sliding_attention")
@@ -36,87 +37,24 @@ class Modality:
     brings: Mapping[str, tuple[str, ...]]
 
 
-_TYPES = ("mm_token_type_ids", "token_type_ids")
-_PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_res_pixel_values", *_TYPES)
-_VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *_TYPES)}
+TOKEN_TYPES = ("mm_token_type_ids", "token_type_ids")
+"""Inputs [B, P] that say what every token of a prompt is."""
+_PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_res_pixel_values", *TOKEN_TYPES)
+_VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *TOKEN_TYPES)}
 _SOUND = {"input_features": ("feature_attention_mask", "input_features_mask")}
 SIGHT = Modality("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
 PACKED_SIGHT = Modality("pictures", {"pixel_values": ("spatial_shapes", "pixel_attention_mask")})
-TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *_TYPES), **_VIDEOS})
+TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *TOKEN_TYPES), **_VIDEOS})
 HEARING = Modality("sound", _SOUND)
 SIGHT_AND_HEARING = Modality("pictures or sound", {**SIGHT.brings, **_SOUND})
 ENCODED = "mm_encoder_outputs"  # outputs of the model's own encoder, by modality, in place of pixels
+PROMPTS = "prompts"  # the prompts of a batch as the processor returned each by itself, which are encoded one by one
 _OWN_ARGUMENTS = ("position_ids", "inputs_embeds", *CALLERS_NAMES, "labels", "use_cache", "logits_to_keep", "cache_position")
 _PLACEHOLDERS = ("image_token_id", "image_token_index", "video_token_id", "audio_token_id", "audio_token_index")  # in configs
 _BRACKETS = (
     *(f"{kind}_{end}_token_id" for kind in ("vision", "image", "video") for end in ("start", "end")),
     *(f"{mark}_token_{kind}" for mark in ("boi", "eoi") for kind in ("index", "id")),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Merged:
-    """A prompt whose images and audio are encoded, packed to the left."""
-
-    embeds: Tensor  # [B, P, D] what the decoder reads
-    lengths: Tensor  # [B]
-    axes: Tensor | None = None  # [A, B, P] positions along each axis, where there are several
-    sees: Mapping[str, Tensor] | None = None  # [B, P, P] mask by kind of attention, where it is not causal
-    deep: Tensor | None = None  # [L, B, P, D] added after each of the first L layers
-
-    def over(self, embeds: Tensor, positions: Tensor) -> Tensor:
-        """`embeds` [B, M, D] of the ids at `positions` [B, M], with the prompt's own embeddings within it."""
-        return torch.where(self._within(positions)[..., None], _rows(self.embeds, self._place(positions)), embeds)
-
-    def along(self, positions: Tensor) -> Tensor:
-        """[A, B, M]: logical `positions` [B, M] along each axis. After the prompt each axis continues from its last position there.
-
-        That is what `generate` does. The last position is often not the greatest: a video's time axis can be ahead of the text after it.
-        """
-        if self.axes is None:
-            return positions
-        last = self.axes.gather(2, (self.lengths - 1)[:, None].expand(len(self.axes), -1, 1))  # [A, B, 1]
-        inside = self.axes.gather(2, self._place(positions).expand(len(self.axes), -1, -1))
-        return torch.where(self._within(positions), inside, last + 1 + positions - self.lengths[:, None])
-
-    def visible(self, kind: str, layout: Layout, visible: Tensor) -> Tensor:
-        """`visible` [B, M, S] with the mask of the prompt's columns in attention of this `kind`."""
-        if self.sees is None or kind not in self.sees:
-            return visible
-        rows = _rows(self.sees[kind], self._place(layout.positions))
-        rows = nn.functional.pad(rows, (0, visible.shape[-1] - rows.shape[-1])) if rows.shape[-1] < visible.shape[-1] else rows
-        real = self._within(layout.positions) & (layout.slots == layout.positions)  # PAD columns stand in the scratch slot
-        return torch.where(real[..., None], rows[..., : visible.shape[-1]], visible)
-
-    def deepened(self, positions: Tensor) -> dict[str, Any]:
-        """The arguments of Qwen3-VL's decoder for its inner layers, for columns at `positions` [B, M]; empty if there are none."""
-        if self.deep is None:
-            return {}
-        within = self._within(positions)
-        added = self.deep.gather(2, self._place(positions)[None, ..., None].expand(len(self.deep), -1, -1, self.deep.shape[-1]))
-        return {"visual_pos_masks": within, "deepstack_visual_embeds": [layer[within] for layer in added]}
-
-    def without(self, kept: Tensor) -> "Merged":
-        """Only the positions `kept` [B, P] bool, packed again. Positions become consecutive, as for drafters with pruned images."""
-        order, lengths = torch.argsort((~kept).long(), dim=1, stable=True), kept.sum(1)
-        sees = self.sees and {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in self.sees.items()}
-        deep = None if self.deep is None else self.deep.gather(2, order[None, ..., None].expand_as(self.deep))
-        return replace(self, embeds=_rows(self.embeds, order), lengths=lengths, axes=_repacked(self.axes, order), sees=sees, deep=deep)
-
-    def _within(self, positions: Tensor) -> Tensor:
-        return positions < self.lengths[:, None]
-
-    def _place(self, positions: Tensor) -> Tensor:
-        return positions.clamp(max=self.embeds.shape[1] - 1)
-
-
-def _rows(values: Tensor, order: Tensor) -> Tensor:
-    """`values` [B, P, ...] at `order` [B, M]."""
-    return values[torch.arange(len(values), device=values.device)[:, None], order]
-
-
-def _repacked(axes: Tensor | None, order: Tensor) -> Tensor | None:
-    return None if axes is None else axes.gather(2, order.expand(len(axes), -1, -1))
 
 
 def placeholders_of(model: Any) -> tuple[int, ...]:
@@ -173,7 +111,7 @@ class Multimodal(DecoderOnly):
     @torch.no_grad()
     def begin(self, model: Any, inputs: Mapping[str, Any], capacity: int) -> tuple[SlotCache, Merged]:
         """A cache and the prompt as the decoder reads it: `inputs["merged"]` if it was encoded before, else encoded here."""
-        return SlotCache(self.layers, capacity), inputs.get("merged") or self._merge(model, inputs)
+        return SlotCache(self.layers, capacity), inputs.get("merged") or self._encoded(model, inputs)
 
     def pieces(self, model: Any, state: Merged) -> tuple[int, int] | None:
         return super().pieces(model, state) if state.sees is None else None  # columns see later ones
@@ -221,10 +159,14 @@ class Multimodal(DecoderOnly):
 
     # --- encoding the prompt ------------------------------------------------------------------------------------------
 
+    def _encoded(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
+        if PROMPTS not in inputs:
+            return self._merge(model, inputs)
+        return stacked([self._merge(model, own) for own in inputs[PROMPTS]])
+
     def _merge(self, model: Any, inputs: Mapping[str, Any]) -> Merged:
         ids, mask = text_prompt(inputs)
-        marked = torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask
-        self._check(model, inputs, bool(marked.any()))
+        self.check(model, inputs)
         given = intercept_decoder_inputs(model, self._read(model, inputs), self.modality.unit)
         embeds = given["inputs_embeds"]
         if embeds.shape[1] != ids.shape[1]:
@@ -235,9 +177,9 @@ class Multimodal(DecoderOnly):
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # packed as a session packs ids
         places, deep = given.get("position_ids"), given.get("deepstack_visual_embeds")
         return Merged(
-            _rows(embeds, order),
+            rows_at(embeds, order),
             mask.sum(1),
-            _repacked(places[-_axes(model) :], order) if places is not None and places.dim() == 3 else None,
+            repacked(places[-_axes(model) :], order) if places is not None and places.dim() == 3 else None,
             self._sees(given.get("attention_mask"), order),
             None if deep is None else _packed_features(deep, given["visual_pos_masks"], embeds, order),
         )
@@ -248,7 +190,7 @@ class Multimodal(DecoderOnly):
             return None
         masks = masks if isinstance(masks, Mapping) else dict.fromkeys(_KINDS, masks)
         found = {kind: (m if m.dtype == torch.bool else m == 0)[:, 0] for kind, m in masks.items() if m is not None}
-        return {kind: _rows(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
+        return {kind: rows_at(m, order).gather(2, order[:, None].expand_as(m)) for kind, m in found.items()} or None
 
     def _read(self, model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """The inputs that the model's forward takes."""
@@ -256,7 +198,18 @@ class Multimodal(DecoderOnly):
         found = {key: value for key, value in inputs.items() if key in known}
         return found | {key: dict(found[key]) for key in (ENCODED,) if key in found}  # the model writes into it
 
-    def _check(self, model: Any, inputs: Mapping[str, Any], marked: bool) -> None:
+    def check(self, model: Any, inputs: Mapping[str, Any]) -> None:
+        """Check that a prompt has what its placeholders stand for; nothing is run.
+
+        Args:
+            model: the model.
+            inputs: what its processor returned.
+
+        Raises:
+            ValueError: for placeholders without pictures or sound, the other way round, and inputs that are missing or not read.
+        """
+        ids, mask = text_prompt(inputs)
+        marked = bool((torch.isin(ids, torch.tensor(self.placeholders, device=ids.device)) & mask).any())
         name, known, unit = type(model).__name__, signature(model.forward).parameters, self.modality.unit
         refuse_unread_inputs(model, inputs, known)
         brought = [feature for feature in (*self.modality.brings, ENCODED) if feature in inputs]
@@ -275,7 +228,7 @@ class Multimodal(DecoderOnly):
 
 def _beside_encoded(inputs: Mapping[str, Any]) -> tuple[str, ...]:
     """What must accompany `mm_encoder_outputs`, from which positions are computed."""
-    return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + _TYPES
+    return tuple(f"{kind}_grid_thw" for kind in inputs.get(ENCODED) or ()) + TOKEN_TYPES
 
 
 def refuse_unread_inputs(model: Any, inputs: Mapping[str, Any], known: Collection[str]) -> None:
@@ -292,4 +245,4 @@ def _packed_features(deep: Sequence[Tensor], where: Tensor, embeds: Tensor, orde
     spread = embeds.new_zeros(len(deep), *embeds.shape)
     for layer, features in zip(spread, deep, strict=True):
         layer[where] = features.to(layer.dtype)
-    return torch.stack([_rows(layer, order) for layer in spread])
+    return torch.stack([rows_at(layer, order) for layer in spread])

@@ -41,7 +41,7 @@ class SessionRows:
         self.cache.take_rows(rows)
         self.lengths, self.ids = rows_of(self.lengths, rows), rows_of(self.ids, rows)
         if self.state is not None:
-            self.state.take_rows(rows)
+            self.state = _new(self.state, self.state.take_rows(rows))
         processors = self.target.processors
         if isinstance(processors, RowPipelines):
             self.target = replace(self.target, processors=processors.take_rows(rows))  # pyright: ignore[reportArgumentType]
@@ -54,7 +54,7 @@ class SessionRows:
         ids = [torch.nn.functional.pad(part, (0, more - part.shape[1])) for part in (self.ids, other.ids)]
         self.lengths, self.ids = join_tensors(self.lengths, other.lengths), torch.cat(ids)
         if self.state is not None:
-            self.state.join_rows(other.state)
+            self.state = _new(self.state, self.state.join_rows(other.state))
         mine, theirs = self.target.processors, other.target.processors
         if isinstance(mine, RowPipelines) and isinstance(theirs, RowPipelines):
             self.target = replace(self.target, processors=mine.join_rows(theirs))  # pyright: ignore[reportArgumentType]
@@ -123,3 +123,8 @@ class SessionRows:
         start, stop = session.bound, session.bound + min(columns, sizes[1])
         session.pieces += session._piece(ids[:, start:stop], lengths, start)
         return ids.shape[1] - stop <= columns
+
+
+def _new(state: Any, changed: Any) -> Any:
+    """What a family keeps once its rows have changed: `changed`, or `state` itself where that changed in place and returned None."""
+    return state if changed is None else changed

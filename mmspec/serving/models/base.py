@@ -75,9 +75,24 @@ class EngineWork(Protocol):
         """Columns of its prompt, by which it is decided which requests start together."""
         ...
 
+    @property
+    def together(self) -> bool:
+        """True if its prompt can be padded to those of others."""
+        ...
+
     def output(self) -> RequestOutput:
         """Return what takes in its tokens."""
         ...
+
+
+def may_begin(work: EngineWork, most: int | None) -> bool:
+    """Return True if a request may begin now.
+
+    Args:
+        work: the request.
+        most: most columns of a prompt that is padded to those of others; None where the request would begin alone.
+    """
+    return most is None or (work.together and work.columns <= most)
 
 
 class EngineModel(Protocol):

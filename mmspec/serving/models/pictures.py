@@ -86,6 +86,8 @@ class PictureWork:
     pipeline: Pipeline
     options: PictureOptions
 
+    together = True
+
     @property
     def guided(self) -> bool:
         """True if it has an unconditional prompt."""
@@ -137,7 +139,6 @@ class PictureModel:
 
     options: ClassVar[type] = PictureOptions
     settings: ClassVar[type] = PictureSettings
-    max_length: ClassVar[None] = None
     model: ImageModel
     plan: PicturePlan
     control: Control
@@ -181,6 +182,11 @@ class PictureModel:
     def rule(self) -> Accept:
         """The accept rule."""
         return self.plan.rule
+
+    @property
+    def max_length(self) -> int | None:
+        """None: a picture has as many codes as it has."""
+        return None
 
     def read(self, inputs: Any, options: PictureOptions) -> PictureWork:
         """Check a request and encode its prompt.

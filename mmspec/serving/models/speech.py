@@ -80,6 +80,7 @@ class SpeechWork:
     model: SpeechModel = field(repr=False)
 
     stops = ()
+    together = True
 
     @property
     def seed(self) -> int:

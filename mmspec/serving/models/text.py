@@ -13,8 +13,10 @@ from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.processors.reported import ReportingPipeline
 from mmspec.core.stopping import Stop
+from mmspec.drafters.model.drafter import ModelDrafter
+from mmspec.drafters.views.base import own_pixels, same_prompt, shared_modalities, text_alone
 from mmspec.models.families.base import DecoderOnly
-from mmspec.models.families.multimodal import Multimodal
+from mmspec.models.families.multimodal import ENCODED, PROMPTS, TOKEN_TYPES, Multimodal
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
@@ -27,6 +29,9 @@ from mmspec.text.inputs.prompt import TextPrompt
 from mmspec.text.pieces import text_pieces
 from mmspec.text.settings.generation_config import settings
 from mmspec.text.settings.processors import end_ids
+
+_TEXT = ("input_ids", "attention_mask")
+_VIEWS = (same_prompt, own_pixels, shared_modalities, text_alone)
 
 
 @dataclass(frozen=True)
@@ -59,14 +64,16 @@ class TextWork:
     """One request, checked.
 
     Args:
-        ids: token ids of its prompt, LongTensor [P].
+        inputs: its prompt, without padding, as the target takes it for one row.
         pipeline: forms its distributions.
         options: its options.
+        together: its prompt can be padded to those of others.
     """
 
-    ids: Tensor
+    inputs: Mapping[str, Any]
     pipeline: Pipeline
     options: TextOptions
+    together: bool = True
 
     @property
     def seed(self) -> int:
@@ -82,6 +89,11 @@ class TextWork:
     def stops(self) -> Sequence[Stop]:
         """Functions that end it."""
         return self.options.stops
+
+    @property
+    def ids(self) -> Tensor:
+        """Token ids of its prompt, LongTensor [P]."""
+        return self.inputs["input_ids"][0]
 
     @property
     def columns(self) -> int:
@@ -103,7 +115,7 @@ class TextOutput(RequestOutput):
 
 @dataclass(frozen=True, kw_only=True)
 class TextModel(RowsModel):
-    """A language model and a drafter that serve many requests.
+    """A language model, one that reads pictures or sound included, and a drafter that serve many requests.
 
     Args:
         model: a transformers causal language model.
@@ -134,7 +146,7 @@ class TextModel(RowsModel):
         """
         family = family_of(model)
         check_model_ready(model)
-        _refuse_other_inputs(model, family)
+        _refuse_other_kinds(model, family)
         rule = shared_rule(request)
         proof = require(model, family, trees=request.tree is not None)
         positions = positions_of(model)
@@ -174,7 +186,7 @@ class TextModel(RowsModel):
         """Check a request.
 
         Args:
-            inputs: what the model's tokenizer returned for one prompt.
+            inputs: what the model's tokenizer or processor returned for one prompt.
             options: its options.
 
         Returns:
@@ -190,7 +202,7 @@ class TextModel(RowsModel):
         prompt = TextPrompt.of(self.model, self.family, inputs)
         if len(prompt.ids) != 1:
             raise ValueError(f"a request of an engine is one prompt, but input_ids has {len(prompt.ids)} rows: submit them one by one")
-        ids = prompt.ids[0][prompt.mask[0]]
+        own, ids = self._unpadded(prompt), prompt.ids[0][prompt.mask[0]]
         if len(ids) == 0:
             raise ValueError("the prompt is empty: it needs at least one token that is not padding")
         prompt.check_length(positions_of(self.model), options.max_new_tokens)
@@ -198,32 +210,52 @@ class TextModel(RowsModel):
         require_reach(self.proof, len(ids) + options.max_new_tokens)
         check_greedy(self.rule, options.temperature)
         shared = Request.of(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
-        own = settings(self.model, self.family, prompt.inputs, (ids[None], prompt.mask[:, prompt.mask[0]]), *_lengths(options))
-        formed = shared.distributions(self.rule, (*own, *options.processors))
-        return TextWork(ids, formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs), options)
+        fixed = settings(self.model, self.family, prompt.inputs, (ids[None], prompt.mask[:, prompt.mask[0]]), *_lengths(options))
+        formed = shared.distributions(self.rule, (*fixed, *options.processors))
+        reported = formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs)
+        return TextWork(own, reported, options, own.keys() == set(_TEXT) or (self._reads_prompts and ENCODED not in own))
 
     def target(self, works: Sequence[TextWork], reserve: int) -> HFTarget:
         """Return the target with the processors of some requests; see `RowsModel.target`."""
         pipelines: Any = RowPipelines(tuple(work.pipeline for work in works))
         return HFTarget(self.model, self.family, pipelines, reserve, limit=positions_of(self.model), trees=self.proof.trees)
 
-    def prompt(self, works: Sequence[TextWork]) -> dict[str, Tensor]:
+    def prompt(self, works: Sequence[TextWork]) -> dict[str, Any]:
         """Return the prompts of some requests as one batch, padded on the left; see `RowsModel.prompt`."""
+        if len(works) == 1:
+            return dict(works[0].inputs)
         longest, rows = max(len(work.ids) for work in works), len(works)
         ids = torch.zeros(rows, longest, dtype=torch.long, device=works[0].ids.device)
         mask = torch.zeros_like(ids)
         for row, work in enumerate(works):
             ids[row, longest - len(work.ids) :], mask[row, longest - len(work.ids) :] = work.ids, 1
-        return {"input_ids": ids, "attention_mask": mask}
+        found: dict[str, Any] = {"input_ids": ids, "attention_mask": mask}
+        if any(work.inputs.keys() != set(_TEXT) for work in works):
+            found[PROMPTS] = [work.inputs for work in works]
+        return found
+
+    @property
+    def _reads_prompts(self) -> bool:
+        """True if the drafter can read prompts with pictures that are given one by one."""
+        drafter = self.drafter
+        return not isinstance(drafter, ModelDrafter) or (isinstance(drafter.target, HFTarget) and drafter.view in _VIEWS)
+
+    def _unpadded(self, prompt: TextPrompt) -> dict[str, Any]:
+        """The inputs of a prompt of one row as the target takes them, without padding. ValueError for pictures that do not fit it."""
+        kept = prompt.mask[0]
+        found = {"input_ids": prompt.ids[:, kept], "attention_mask": prompt.mask[:, kept].long()}
+        if not isinstance(self.family, Multimodal):
+            return found
+        self.family.check(self.model, prompt.inputs)
+        types = {name: prompt.inputs[name][:, kept] for name in TOKEN_TYPES if name in prompt.inputs}
+        return {**prompt.inputs, **found, **types}
 
 
 def _lengths(options: TextOptions) -> tuple[int, float | None]:
     return options.max_new_tokens, options.repetition_penalty
 
 
-def _refuse_other_inputs(model: Any, family: Any) -> None:
-    """ValueError for models that read more than a text, or keep more than keys and values of it."""
-    if not isinstance(family, DecoderOnly) or isinstance(family, Multimodal):
-        raise ValueError(
-            f"{type(model).__name__} reads more than one text, and an engine serves decoder-only language models: use mmspec.text.generate"
-        )
+def _refuse_other_kinds(model: Any, family: Any) -> None:
+    """ValueError for models of other kinds, whose rows cannot join."""
+    if not isinstance(family, DecoderOnly):
+        raise ValueError(f"{type(model).__name__} has an encoder, and an engine serves decoder-only models: use mmspec.text.generate")

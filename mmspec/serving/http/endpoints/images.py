@@ -88,13 +88,14 @@ def _options(served: ImageServed, body: ImageBody) -> dict[str, Any]:
 
 def _draw(served: ImageServed, body: ImageBody, seed: int, job: WorkerJob) -> tuple[Pictures, list[bytes]]:
     loaded, options = served.loaded, _options(served, body)
+    sized: dict[str, Any] = options if body.pixels is None else options | {"size": body.pixels}
     out = generate(
         loaded.model,
         loaded.prompts(body.prompt, body.n),
         method=served.method,
         seed=[seed + row for row in range(body.n)],
         on_step=job.on_step,
-        **(options if body.pixels is None else options | {"size": body.pixels}),
+        **sized,
     )
     return out, [_file(out, row, body) for row in range(body.n)]
 
