@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--accept", default="exact")
     parser.add_argument("--draft-length", default="auto")
     parser.add_argument("--batch-size", type=int, default=8, help="pictures that are asked about at a time")
-    parser.add_argument("--batching", choices=BATCHING, default="continuous", help="questions join as others end, or wait")
+    parser.add_argument("--batching", choices=BATCHING, help="questions join as others end (default without a drafter), or wait")
     parser.add_argument("--shard-size", type=int, default=64, help="pictures a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -33,7 +33,7 @@ class CaptionJobSpec:
     view: str | None = None
     captions: tuple[str, ...] = ()
     batch_size: int = 8  # pictures that are asked about at a time
-    batching: str = "continuous"
+    batching: str | None = None  # None: continuous without a drafter; with one the draft of a full batch was faster
     shard_size: int = 64
     sampling: FrameSampling = field(default_factory=FrameSampling)  # which frames of clips are taken
 
@@ -42,7 +42,7 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
     """Return the job. ValueError for missing files and invalid settings, before anything is written."""
     from mmspec.utils.provenance import provenance
 
-    if asked.batching not in BATCHING:
+    if asked.batching not in (None, *BATCHING):
         raise unknown("batching", asked.batching, BATCHING)
     if asked.batch_size < 1:
         raise ValueError(f"batch size is {asked.batch_size}: give at least 1")
@@ -55,7 +55,8 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
             f"accept {asked.config.accept.kind!r} draws otherwise with another draft length, and {length!r} follows the clock: "
             "give --draft-length a number, so that a job that goes on says the same"
         )
-    rows, continuous = asked.batch_size, asked.batching == "continuous" and len(asked.captions) < 2  # several are of a batch's pictures
+    batching = asked.batching or ("continuous" if pair.drafter is None else "static")
+    rows, continuous = asked.batch_size, batching == "continuous" and len(asked.captions) < 2  # several are of a batch's pictures
     work = CaptionRecord(pair, asked.prompt, root, asked.sampling, rows=rows, continuous=continuous)
     model, options = text_job_identity(pair)
     seen = {"pictures": processor_digest(pair.processor.image_processor)}
@@ -72,7 +73,7 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
         batch_size=_HELD * rows if continuous else rows,
         shard_size=asked.shard_size,
         unit="pictures",
-        about=provenance(pair.target.device) | {"exactness": pair.exactness, "rows": rows, "batching": asked.batching},
+        about=provenance(pair.target.device) | {"exactness": pair.exactness, "rows": rows, "batching": batching},
         measures=work.measures,
     )
 
