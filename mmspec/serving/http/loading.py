@@ -49,13 +49,15 @@ class ModelNames:
     dtype: str = "float32"
 
 
-def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], Any] | None = None) -> ServedModels:
+def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], Any] | None = None, *, engines: bool = True) -> ServedModels:
     """Load all models of a server and start their threads.
 
     Args:
         names: what to load.
         limits: bounds of rows and queues.
         told: called with the name of each model before it is loaded.
+        engines: run speech and pictures in engines where the models allow; False for workers, which run one request at a time. Text
+            always runs in an engine.
 
     Returns:
         The models.
@@ -69,7 +71,7 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         found["text"] = _text(names.text, limits)
     for kind, name in names.names.items():
         _tell(told, name)
-        found[kind] = _OTHERS[kind](name, names, limits)
+        found[kind] = _OTHERS[kind](name, names, limits, engines)
     return ServedModels(**found)
 
 
@@ -102,13 +104,14 @@ def _worker(kind: str, limits: ServerLimits) -> ModelWorker:
     return ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows)
 
 
-def _image(name: str, names: ModelNames, limits: ServerLimits) -> ImageServed:
+def _image(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> ImageServed:
     drafter = names.drafters.get("image")
     loaded = load_image_model(name, names.dtype, device_of(names.device))
     check_decoder(loaded)
     loaded = with_image_drafter(loaded, drafter)
     method = drafting_method(loaded, [None], drafter)
-    return ImageServed(model_id("image", name), loaded, _worker("image", limits), method, _picture_engine(loaded, method, limits))
+    engine = _picture_engine(loaded, method, limits) if engines else None
+    return ImageServed(model_id("image", name), loaded, _worker("image", limits), method, engine)
 
 
 def _picture_engine(loaded: Loaded, method: str, limits: ServerLimits) -> Engine | None:
@@ -120,9 +123,9 @@ def _picture_engine(loaded: Loaded, method: str, limits: ServerLimits) -> Engine
     return Engine(model, method=method, draft_length=length, max_rows=limits.max_rows, max_queue=limits.max_queue)
 
 
-def _speech(name: str, names: ModelNames, limits: ServerLimits) -> SpeechServed | SpeechWorkerServed:
+def _speech(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> SpeechServed | SpeechWorkerServed:
     loaded = load_speaker(name, names.drafters.get("speech"), names.dtype, device_of(names.device))
-    engine = _speech_engine(loaded, limits)
+    engine = _speech_engine(loaded, limits) if engines else None
     if engine is None:
         return SpeechWorkerServed(model_id("speech", name), loaded, _worker("speech", limits))
     return SpeechServed(model_id("speech", name), engine, loaded)
@@ -144,7 +147,7 @@ def _speech_engine(loaded: Speaker, limits: ServerLimits) -> Engine | None:
     return engine
 
 
-def _recognizer(name: str, names: ModelNames, limits: ServerLimits) -> RecognizerServed:
+def _recognizer(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> RecognizerServed:
     from mmspec.loading.hearing import load_transcriber
 
     if name == "mini":
@@ -153,12 +156,12 @@ def _recognizer(name: str, names: ModelNames, limits: ServerLimits) -> Recognize
     return RecognizerServed(model_id("recognizer", name), loaded, _worker("recognizer", limits))
 
 
-def _recommender(name: str, names: ModelNames, limits: ServerLimits) -> RecommenderServed:
+def _recommender(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> RecommenderServed:
     loaded = load_recommender(name, None, names.drafters.get("recommender"), names.dtype, device_of(names.device))
     return RecommenderServed(model_id("recommender", name), loaded, _worker("recommender", limits))
 
 
-_OTHERS: dict[str, Callable[[str, ModelNames, ServerLimits], Any]] = {
+_OTHERS: dict[str, Callable[[str, ModelNames, ServerLimits, bool], Any]] = {
     "image": _image,
     "speech": _speech,
     "recognizer": _recognizer,

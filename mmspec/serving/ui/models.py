@@ -54,7 +54,7 @@ def load_ui_models(names: ModelNames, told: Callable[[str], Any] | None = None) 
         worker = ModelWorker("mmspec-text", QUEUE)
         found["text"] = UiModel(WorkerServed(model_id("text", pair.name), pair, worker))
     if names.names:
-        others = load_served(replace(names, text=None), ServerLimits(max_queue=QUEUE), told)
+        others = load_served(replace(names, text=None), ServerLimits(max_queue=QUEUE), told, engines=False)
         found |= {kind: UiModel(served) for kind, served in others.all.items() if isinstance(served, WorkerServed)}
     return found
 
