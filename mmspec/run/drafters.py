@@ -1,5 +1,6 @@
 """Resolves `drafter=` to a drafter whose draft tokens are drawn as the accept rule needs them."""
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -63,6 +64,11 @@ def drafter_of(drafter: Any, target: HFTarget, rule: Accept, tree: Tree, view: A
         return _composed(made, target, rule) if isinstance(made, Composed) else made
     seen = view_for(view, target, drafter)
     if away is not None:
+        warnings.warn(
+            f"the drafter is on {away} and the target on another device: drafts are moved in every round. If this is not meant, move the "
+            "drafter to the target's device",
+            stacklevel=2,
+        )
         there = replace(target, processors=moved(target.processors, away))
         return DistantDrafter(_as_target(drafter, there, seen), shape_of(tree, rule), seen, away)
     made = ModelDrafter(_as_target(drafter, target, seen), shape_of(tree, rule), seen)

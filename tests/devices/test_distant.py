@@ -12,6 +12,7 @@ from tests.devices.simulated import FIRST, SECOND, put, simulated_devices
 from tests.devices.test_generations import INPUTS, written
 from tests.serving.traffic import Asked, scheduler_for, serve
 
+pytestmark = pytest.mark.filterwarnings("ignore:the drafter is on")
 CPU = torch.device("cpu")
 PLACES = {"two GPUs": (FIRST, SECOND), "drafter on the CPU": (FIRST, CPU), "target on the CPU": (CPU, FIRST)}
 
@@ -54,6 +55,11 @@ def test_another_vocabulary_penalties_and_thresholds(big, small):
     other.resize_token_embeddings(big.config.vocab_size + 2)
     for drafter in (small, other):
         assert drafted(big, drafter, "two GPUs", **options)[0] == expected
+
+
+def test_it_is_told(big, small):
+    with simulated_devices(), pytest.warns(UserWarning, match="the drafter is on cuda:1 and the target on another device"):
+        written(*put([big, INPUTS], FIRST), lambda step: None, put(small, SECOND))
 
 
 def test_a_round_waits_once_and_moves_its_draft_once(big, small, monkeypatch):

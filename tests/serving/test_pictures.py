@@ -1,7 +1,7 @@
 """Pictures in an engine: every family x method x guidance, pictures that arrive while others are drawn: each is the one drawn alone."""
 
 from concurrent.futures import CancelledError
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -17,7 +17,7 @@ from mmspec.models.slot_cache import SlotCache
 from mmspec.run.request import Request
 from mmspec.serving.models.pictures import PictureModel, PictureSettings
 from mmspec.vision.families.prompts import Prompt
-from tests.serving.traffic import scheduler_of, serve
+from tests.serving.traffic import Asked, scheduler_of, serve
 from tests.vision.small_models import CASES
 from tests.vision.small_nets import guided_model
 from tests.vision.test_assisted import shaken
@@ -27,16 +27,11 @@ FREE = {"plain": None, "jacobi": None, "assisted": "small", "assisted-jacobi": "
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A picture, and the step before which its request arrives."""
-
-    inputs: Any
-    options: dict[str, Any] = field(default_factory=dict)
-    arrives: int = 0
-    priority: int = 0
+class AskedPicture(Asked):
+    """A picture: what is drawn stands in `ids`."""
 
     def alone(self, model: Any, method: str | None = None, drafter: Any = None, **options: Any) -> Any:
-        prompts = self.inputs if isinstance(self.inputs, dict) else [self.inputs]
+        prompts = self.ids if isinstance(self.ids, dict) else [self.ids]
         return mmspec.vision.generate(model, prompts, drafter, method=method, **self.options, **options)
 
 
@@ -55,7 +50,7 @@ def asked(prompts, guided=True):
     options = [{"seed": 3}, {"seed": 5, "temperature": 0.0}, {"seed": 8, "top_k": 7}, {"seed": 13, "temperature": 0.7}]
     arrives = (0, 0, 2, 3)
     return [
-        Asked(prompt, given | {"guidance": scale}, when)
+        AskedPicture(prompt, given | {"guidance": scale}, when)
         for prompt, given, scale, when in zip(prompts, options, scales, arrives, strict=True)
     ]
 
@@ -129,7 +124,7 @@ def test_an_engine_draws_for_many_clients(small):
 
 def test_pictures_that_arrive_one_after_the_other_take_fewer_forwards_than_static_batches(small):
     """Twelve pictures, two every third step: static batches of those that wait, against four rows that are never idle."""
-    requests = [Asked(0, {"seed": seed}, 3 * (seed // 2)) for seed in range(12)]
+    requests = [AskedPicture(0, {"seed": seed}, 3 * (seed // 2)) for seed in range(12)]
     found, counts = drawn(small, requests, "plain")
     assert [out.sequences.tolist() for out in found] == [each.alone(small, "plain").sequences.tolist() for each in requests]
     now = forwards = 0

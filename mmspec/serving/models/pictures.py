@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmspec.core.control import Control, Fixed
+from mmspec.core.control import Control
 from mmspec.core.decode import Rounds
 from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline, pipeline
@@ -22,7 +22,7 @@ from mmspec.run.arguments import check
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.serving.models.base import RequestOutput
-from mmspec.serving.models.rows import by_rows, check_greedy, check_one_row, shared_rule
+from mmspec.serving.models.rows import by_rows, check_greedy, check_one_row, first_control, shared_rule
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.methods import continuous_model
@@ -31,8 +31,6 @@ from mmspec.vision.families.base import ImageModel, Size
 from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.generation import Pictures
 from mmspec.vision.plan import PicturePlan
-
-_FIRST = 2  # draft tokens of the rounds before a drafter has run its prompt, where the draft length is adaptive
 
 
 @dataclass(frozen=True)
@@ -234,21 +232,18 @@ class PictureModel:
         """
         processors = GuidedRows.of([work.pipeline for work in works])
         noise = Noise.from_seed([work.options.seed for work in works], len(works), self.model.model.device)
+        drafter = self.plan.proposer(processors, lambda small: _beside([small.encode(each.prompts, guided=each.guided) for each in works]))
         found = Rounds(
             self.plan.target(processors),
-            self.plan.proposer(processors, lambda small: _beside([small.encode(work.prompts, guided=work.guided) for work in works])),
+            drafter,
             self.rule,
             _beside([work.encoded for work in works]),
             stopping=DefaultStopping(len(works), self.model.raster.length, device=self.model.model.device),
             noise=self.plan.noise(noise),
-            control=self._first() if control is None else control,
+            control=first_control(self.control, drafter) if control is None else control,
         )
         found.refuse_fixed_rows()
         return found
-
-    def _first(self) -> Control:
-        """The draft length before rows join: at least 1, so that the drafter runs its prompt."""
-        return self.control if isinstance(self.control, Fixed) else Fixed(_FIRST)
 
 
 def _beside(prompts: Sequence[Prompt]) -> Prompt:

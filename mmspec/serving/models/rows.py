@@ -120,7 +120,7 @@ class RowsModel(ABC):
             self.prompt(works),
             stopping=first,
             noise=Noise.from_seed([work.seed for work in works], len(works), self.device),
-            control=self._first if control is None else control,
+            control=first_control(self.control, self.drafter) if control is None else control,
         )
 
     def _drafting(self, target: HFTarget) -> Drafter:
@@ -130,13 +130,6 @@ class RowsModel(ABC):
         own: Any = target.processors.silent  # type: ignore[attr-defined]
         silent = replace(target, processors=own)
         return self.request.resolve(silent, self.rule, self.model_of(silent)).drafter
-
-    @property
-    def _first(self) -> Control:
-        """The draft length before rows join: at least 1, so that the drafter runs its prompt."""
-        if isinstance(self.drafter, NoDraft):
-            return Fixed(0)
-        return self.control if isinstance(self.control, Fixed) else Fixed(_FIRST)
 
 
 def shared_rule(request: Request) -> Accept:
@@ -167,6 +160,18 @@ def by_rows(control: Control) -> Control:
         control: chooses those of one number of rows.
     """
     return control if isinstance(control, Fixed) else ByRows(control)
+
+
+def first_control(control: Control, drafter: Drafter) -> Control:
+    """Return what chooses the draft lengths before rows join: at least 1, so that the drafter runs its prompt.
+
+    Args:
+        control: chooses those of the running generation.
+        drafter: the drafter.
+    """
+    if isinstance(drafter, NoDraft):
+        return Fixed(0)
+    return control if isinstance(control, Fixed) else Fixed(_FIRST)
 
 
 def check_greedy(rule: Accept, temperature: float) -> None:
