@@ -3,7 +3,7 @@
 `trust_remote_code` is off: no code of a checkpoint is executed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from mmspec.minis import HOME, shipped_drafters
 from mmspec.models.compat import execution_device
 from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
-from mmspec.text.inputs.vision_inputs import VisionPrompt, process_vision_inputs
+from mmspec.text.inputs.vision_inputs import VisionPrompt, process_chat, process_vision_inputs
 from mmspec.utils.devices import device_of
 from mmspec.utils.names import unknown
 
@@ -80,8 +80,15 @@ class Pair:
             from mmspec.models.families.registry import SEES
 
             raise ValueError(f"{self.name} reads text, not pictures: give a model that sees ({', '.join(SEES)})")
-        found, target = process_vision_inputs(self.processor, requests, self.name, self.chat), self.target
-        exact = ("second_per_grid_ts",)  # positions follow from it: half precision would move them
+        return self._on_target(process_vision_inputs(self.processor, requests, self.name, self.chat))
+
+    def chat_inputs(self, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any] = ()) -> dict[str, Any]:
+        """Return a chat with pictures as a target that sees takes it [1, P]: see `process_chat`."""
+        return self._on_target(process_chat(self.processor, messages, pictures, self.name))
+
+    def _on_target(self, found: Mapping[str, Any]) -> dict[str, Any]:
+        """The inputs on the target's device and in its dtype."""
+        target, exact = self.target, ("second_per_grid_ts",)  # positions follow from it: half precision would move them
         dtypes = {key: target.dtype if value.is_floating_point() and key not in exact else None for key, value in found.items()}
         return {key: value.to(execution_device(target), dtypes[key]) for key, value in found.items()}
 

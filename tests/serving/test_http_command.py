@@ -88,7 +88,6 @@ def test_wrong_command_lines(capsys, monkeypatch):
     assert "--max-rows is for text models and recommenders" in refused(capsys, "--speech", "mini", "--max-rows", "2")
     assert "no recogniser ships" in refused(capsys, "--recognizer", "mini", "--port", "0")
     assert "unknown drafter 'lokup' (did you mean 'lookup'?)" in refused(capsys, "--text", "mini", "--drafter", "lokup", "--port", "0")
-    assert "reads more than one text" in refused(capsys, "--text", "vlm", "--port", "0")
     assert "host is 'no.such.host.invalid'" in refused(capsys, "--text", "mini", "--host", "no.such.host.invalid")
     with bound_socket(ServerOptions(port=0)) as taken:
         taken.listen()

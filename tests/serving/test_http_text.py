@@ -200,7 +200,7 @@ def test_chats_are_refused_by_name(client):
         "response_format is not supported": {"response_format": {"type": "json_object"}},
         "both sent": {"max_tokens": 3, "max_completion_tokens": 3},
         "messages.0.role": {"messages": [{"role": "wizard", "content": "a"}]},
-        "messages.0.content.0.type": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages.0.content.0": {"messages": [{"role": "user", "content": [{"type": "file", "file": {"file_id": "x"}}]}]},
         "unknown field 'messages.0.name'": {"messages": [{"role": "user", "content": "a", "name": "b"}]},
         "messages: ": {"messages": []},
     }.items():

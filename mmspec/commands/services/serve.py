@@ -22,7 +22,7 @@ EXAMPLES = """Examples:
 """
 SERVER, LIMITS = "Server", "Limits"
 ENGINES = ("local", "ray")
-_TEXT = "Language model: mini, a folder, a GGUF file or a hub name. At /v1/completions and /v1/chat/completions."
+_TEXT = "Language model (mini, vlm, a folder, a GGUF file or a hub name), for /v1/completions and /v1/chat/completions."
 _IMAGE = "Image model, as of mmspec image. At /v1/images/generations."
 _SPEECH = "Text-to-speech model, as of mmspec speech. At /v1/audio/speech."
 _RECOGNIZER = "Recogniser, as of mmspec transcribe. At /v1/audio/transcriptions."
@@ -36,7 +36,7 @@ _ENGINE = "local (one process, the default) or ray: replicas behind one address,
 _REPLICAS = "Replicas of the ray engine, each with its own models; 1 by default."
 _MOST = "Most replicas of the ray engine: it adds and ends some with the load. --replicas by default."
 _GRACE = "Seconds that running requests may take to finish after SIGTERM or Ctrl+C; 10 by default. Then they are cancelled."
-_INPUTS = "Most outputs of one request (prompts times n, pictures, histories); 16 by default."
+_INPUTS = "Most outputs of one request (prompts times n, pictures, histories), and most pictures of a chat; 16 by default."
 
 
 def serve(

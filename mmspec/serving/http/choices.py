@@ -1,7 +1,7 @@
 """Outputs of a text request: submitted to the engine, read as they grow, cut before stop strings."""
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -127,7 +127,7 @@ class Choices:
 
     Args:
         served: the model.
-        prompts: token ids, LongTensor [1, P] each.
+        prompts: what the target takes for one row each: `input_ids`, LongTensor [1, P], and what stands for pictures.
         body: the request.
         max_tokens: the most new tokens of each output.
         seed: of the first output of each prompt; output i draws with seed + i.
@@ -137,9 +137,9 @@ class Choices:
         Full: of `queue`, if the queue has no place for all outputs.
     """
 
-    def __init__(self, served: TextServed, prompts: Sequence[Tensor], body: TextBody, max_tokens: Sequence[int], seed: int):
+    def __init__(self, served: TextServed, prompts: Sequence[Mapping[str, Tensor]], body: TextBody, max_tokens: Sequence[int], seed: int):
         self.served, self.seed, self.all = served, seed, []
-        self.prompt_tokens = sum(ids.shape[1] for ids in prompts)
+        self.prompt_tokens = sum(inputs["input_ids"].shape[1] for inputs in prompts)
         stops = (StopStrings(body.stops, served.pair.decode),) if body.stops else ()
         options: dict[str, Any] = {
             "temperature": 1.0 if body.temperature is None else body.temperature,
@@ -150,8 +150,7 @@ class Choices:
             "logprobs": body.reported,
         }
         try:
-            for ids, most in zip(prompts, max_tokens, strict=True):
-                inputs = {"input_ids": ids.to(served.pair.target.device)}
+            for inputs, most in zip(prompts, max_tokens, strict=True):
                 for number in range(body.n):
                     handle = served.engine.submit(inputs, seed=seed + number, max_new_tokens=most, **options)
                     self.all.append(TextChoice(len(self.all), handle, served, body.stops, most))
@@ -206,12 +205,14 @@ def seed_of(given: int | None) -> int:
     return secrets.randbelow(SEEDS) if given is None else given
 
 
-def most_tokens(served: TextServed, ids: Tensor, asked: int | None, default: int, limits: ServerLimits, name: str = "max_tokens") -> int:
+def most_tokens(
+    served: TextServed, inputs: Mapping[str, Tensor], asked: int | None, default: int, limits: ServerLimits, name: str = "max_tokens"
+) -> int:
     """Return the most new tokens of an output.
 
     Args:
         served: the model.
-        ids: the prompt, LongTensor [1, P].
+        inputs: the prompt, as in `Choices`.
         asked: what the request asks for, or None.
         default: what it gets where it does not ask, if the model has room for it.
         limits: bounds of the server.
@@ -229,18 +230,18 @@ def most_tokens(served: TextServed, ids: Tensor, asked: int | None, default: int
         return asked
     room = served.engine.model.max_length
     least = min(default, limits.max_tokens)
-    return least if room is None else max(1, min(least, room - ids.shape[1]))
+    return least if room is None else max(1, min(least, room - inputs["input_ids"].shape[1]))
 
 
-def checked_ids(served: TextServed, ids: Sequence[int]) -> Tensor:
-    """Return token ids as a prompt [1, P].
+def checked_ids(served: TextServed, ids: Sequence[int]) -> dict[str, Tensor]:
+    """Return token ids as a prompt of one row.
 
     Args:
         served: the model.
         ids: the ids.
 
     Returns:
-        LongTensor [1, P].
+        `input_ids`, LongTensor [1, P], on the target's device.
 
     Raises:
         ApiError: 400, for no ids, and for ids that the model does not have.
@@ -248,4 +249,4 @@ def checked_ids(served: TextServed, ids: Sequence[int]) -> Tensor:
     size = served.pair.target.config.get_text_config(decoder=True).vocab_size
     if not ids or not 0 <= min(ids) <= max(ids) < size:
         raise ApiError(400, f"the prompt has no ids or ids out of range: the model has tokens 0 to {size - 1}", "prompt")
-    return torch.tensor([ids], dtype=torch.long)
+    return {"input_ids": torch.tensor([ids], dtype=torch.long, device=served.pair.target.device)}

@@ -16,7 +16,7 @@ class ServerLimits:
         max_rows: most text requests that run at a time, and most histories that recommendation requests search together.
         max_queue: most requests of a model that wait; others get 429.
         max_tokens: most new tokens of a text request.
-        max_inputs: most outputs of a request: prompts times `n`, pictures, histories.
+        max_inputs: most outputs of a request (prompts times `n`, pictures, histories), and most pictures of a chat.
         max_body: most bytes of a body; larger ones get 413.
         max_seconds: longest recording, and longest sound that is made, in seconds.
         timeout: seconds that a request may take, and that its body may take to arrive.

@@ -6,6 +6,7 @@ memory and no file is passed to another program.
 
 import os
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -57,32 +58,42 @@ def read_picture(path: str | Path, called: str | None = None) -> Any:
 
     `called` is its name in errors, by default the path. ValueError for a file that is missing, no picture, broken, or too large.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    Image.init()
-    path, name, most = Path(path), called or path, Image.MAX_IMAGE_PIXELS or _MOST
+    path, name = Path(path), called or path
     if not path.exists():
         raise ValueError(f"picture {name} does not exist: give a file that ends in {', '.join(SUFFIXES)}")
     if not path.is_file():
         raise ValueError(f"picture {name} is no file: give one picture, or a folder with --out answers.jsonl")
+    return _decoded(path, f"picture {name}", lambda: path.stat().st_size == 0)
+
+
+def decoded_picture(content: bytes, called: str = "the picture") -> Any:
+    """Decode the content of a picture file as `read_picture` does. `called` is its name in errors."""
+    return _decoded(BytesIO(content), called, lambda: not content)
+
+
+def _decoded(file: Path | BytesIO, name: str, is_empty: Callable[[], bool]) -> Any:
+    from PIL import Image, UnidentifiedImageError
+
+    Image.init()
+    most = Image.MAX_IMAGE_PIXELS or _MOST
     try:
         formats = [each for each in _FORMATS if each in Image.OPEN]
-        with ignoring(), Image.open(path, formats=formats) as picture:  # sizes are checked below, and odd tags are harmless
+        with ignoring(), Image.open(file, formats=formats) as picture:  # sizes are checked below, and odd tags are harmless
             if picture.width * picture.height > most:
                 raise Image.DecompressionBombError(f"{picture.width} x {picture.height} pixels")
             picture.load()
             return _rgb(picture)
     except Image.DecompressionBombError as error:
         size = str(error) if str(error).endswith(" pixels") else f"over {2 * most:,} pixels"
-        raise ValueError(f"picture {name} has {size}, and at most {most:,} are unpacked: make it smaller first") from None
+        raise ValueError(f"{name} has {size}, and at most {most:,} are unpacked: make it smaller first") from None
     except UnidentifiedImageError:
-        known = "an empty file" if path.stat().st_size == 0 else "no picture that can be read"
-        raise ValueError(f"picture {name} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
+        known = "an empty file" if is_empty() else "no picture that can be read"
+        raise ValueError(f"{name} is {known}: give a PNG, JPEG, WebP, GIF, BMP, TIFF or PPM file") from None
     except PermissionError:
-        raise ValueError(f"picture {name} may not be read: give one that can, or change its permissions") from None
+        raise ValueError(f"{name} may not be read: give one that can, or change its permissions") from None
     except Exception as error:  # decoders raise various errors for broken bytes
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        raise ValueError(f"picture {name} is broken ({why}): save it anew, or leave it out") from None
+        raise ValueError(f"{name} is broken ({why}): save it anew, or leave it out") from None
 
 
 def _rgb(picture: Any) -> Any:

@@ -89,13 +89,36 @@ def process_vision_inputs(processor: Any, requests: Sequence[VisionPrompt], name
         frames, metadata = zip(*(clip.read(processor.video_processor) for clip in clips), strict=True)
         seen |= {"videos": list(frames), "video_metadata": list(metadata), "do_sample_frames": False}
     texts = [_chatted(processor, each, name) if chat else _written(processor, each) for each in requests]
+    return _processed(processor, texts, seen, name, "pictures and clips" if clips else "pictures", chat)
+
+
+def process_chat(processor: Any, messages: Sequence[Mapping[str, Any]], pictures: Sequence[Any], name: str) -> dict[str, Any]:
+    """Return the inputs that a processor makes of a chat.
+
+    Args:
+        processor: of a model that reads pictures, with a chat template.
+        messages: `role`, and `content` as a list of parts: `{"type": "text", "text": ...}` and `{"type": "image"}`.
+        pictures: PIL pictures (RGB), one for each part of type image, in their order.
+        name: of the model, in errors.
+
+    Returns:
+        The inputs of one row.
+
+    Raises:
+        ValueError: where the processor cannot take them.
+    """
+    text = processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+    return _processed(processor, [text], {"images": [list(pictures)]} if pictures else {}, name, "pictures", True)
+
+
+def _processed(processor: Any, texts: list[str], seen: Mapping[str, Any], name: str, what: str, chat: bool) -> dict[str, Any]:
+    """What `processor` makes of texts and of what is seen in them, in tensors."""
     opening = getattr(processor.tokenizer, "bos_token", None)
     extra = {"add_special_tokens": False} if chat and opening and texts[0].startswith(opening) else {}
     try:
         found = processor(**seen, text=texts, padding=True, return_tensors="pt", **extra)
     except (ValueError, RuntimeError, IndexError, TypeError, KeyError, AttributeError, ZeroDivisionError) as error:
         why = (str(error).splitlines() or [type(error).__name__])[0]
-        what = "pictures and clips" if clips else "pictures"
         raise ValueError(f"{name} cannot take this prompt with its {what}: {why}") from None
     return {key: value for key, value in found.items() if key != "labels"}
 

@@ -8,10 +8,10 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
-from jinja2 import TemplateError
 from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
+from mmspec.serving.http.chat import chat_inputs
 from mmspec.serving.http.choices import Choices, TextChoice, checked_ids, most_tokens, seed_of
 from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, server_state, text_events
 from mmspec.serving.http.errors import ApiError, api_error
@@ -49,8 +49,8 @@ async def complete(body: CompletionBody, request: Request) -> Response:
 
     def start() -> Choices:
         check_count(state, len(body.prompts) * body.n)
-        prompts = [_completion_ids(served, prompt) for prompt in body.prompts]
-        most = [most_tokens(served, ids, body.max_tokens, COMPLETION_TOKENS, state.limits) for ids in prompts]
+        prompts = [_completion_inputs(served, prompt) for prompt in body.prompts]
+        most = [most_tokens(served, inputs, body.max_tokens, COMPLETION_TOKENS, state.limits) for inputs in prompts]
         return Choices(served, prompts, body, most, seed_of(body.seed))
 
     return await _respond(request, body, start, head, head, row, None)
@@ -58,7 +58,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
 
 @router.post("/v1/chat/completions")
 async def chat(body: ChatBody, request: Request) -> Response:
-    """Answer a chat, through the chat template of the model's tokenizer.
+    """Answer a chat, through the chat template of the model's tokenizer, or of its processor if it reads pictures.
 
     Args:
         body: the request.
@@ -88,10 +88,10 @@ async def chat(body: ChatBody, request: Request) -> Response:
 
     def start() -> Choices:
         check_count(state, body.n)
-        ids = _chat_ids(served, body)
+        inputs = chat_inputs(served, body.messages, state.limits.max_inputs)
         asked, name = _asked_tokens(body)
-        most = most_tokens(served, ids, asked, state.limits.max_tokens, state.limits, name)
-        return Choices(served, [ids], body, [most], seed_of(body.seed))
+        most = most_tokens(served, inputs, asked, state.limits.max_tokens, state.limits, name)
+        return Choices(served, [inputs], body, [most], seed_of(body.seed))
 
     return await _respond(request, body, start, head, chunks, row, opening)
 
@@ -144,26 +144,13 @@ def _head(kind: str, name: str, model: str) -> dict[str, Any]:
     return {"id": f"{kind}-{secrets.token_hex(12)}", "object": name, "created": int(time()), "model": model}
 
 
-def _completion_ids(served: TextServed, prompt: str | list[int]) -> Tensor:
+def _completion_inputs(served: TextServed, prompt: str | list[int]) -> dict[str, Tensor]:
     if not isinstance(prompt, str):
         return checked_ids(served, prompt)
     with served.lock:
         ids = served.pair.tokenizer(prompt)["input_ids"]
     if not ids:
         raise ApiError(400, "the prompt is empty: it needs at least one token", "prompt")
-    return checked_ids(served, ids)
-
-
-def _chat_ids(served: TextServed, body: ChatBody) -> Tensor:
-    tokenizer = served.pair.tokenizer
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise ApiError(400, f"{served.id} has no chat template: use /v1/completions", "model", "no_chat_template")
-    said = [message.plain for message in body.messages]
-    try:
-        with served.lock:
-            ids = tokenizer.apply_chat_template(said, add_generation_prompt=True, tokenize=True, return_dict=True)["input_ids"]
-    except TemplateError as error:
-        raise ApiError(400, f"the chat template refuses these messages: {error}", "messages") from None
     return checked_ids(served, ids)
 
 

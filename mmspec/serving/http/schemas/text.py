@@ -115,10 +115,10 @@ class CompletionBody(TextBody):
 
 
 class TextPart(BaseModel):
-    """A part of a message's content.
+    """A part of a message: text.
 
     Attributes:
-        type: "text", the only kind that this server reads.
+        type: "text".
         text: the text.
     """
 
@@ -128,24 +128,70 @@ class TextPart(BaseModel):
     text: Text
 
 
+class ImageUrl(BaseModel):
+    """Where a picture is.
+
+    Attributes:
+        url: a data URL with the picture itself, base64: nothing is fetched from other addresses.
+        detail: "auto": pictures are read in the size that the model's processor gives them.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    url: Text
+    detail: Literal["auto"] | None = None
+
+
+class ImagePart(BaseModel):
+    """A part of a message: a picture, for models that read pictures.
+
+    Attributes:
+        type: "image_url".
+        image_url: the picture.
+    """
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+
+Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+
+
 class ChatMessage(BaseModel):
     """A message of a chat.
 
     Attributes:
         role: who says it, as the model's chat template names it.
-        content: what is said.
+        content: what is said, and shown.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[TextPart]
+    content: Text | list[Part]
 
     @property
-    def plain(self) -> dict[str, str]:
-        """The message as chat templates take it."""
-        text = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
-        return {"role": self.role, "content": text}
+    def parts(self) -> list[TextPart | ImagePart]:
+        """The content in parts."""
+        return [TextPart(type="text", text=self.content)] if isinstance(self.content, str) else list(self.content)
+
+    @property
+    def pictures(self) -> list[str]:
+        """The URLs of its pictures."""
+        return [part.image_url.url for part in self.parts if isinstance(part, ImagePart)]
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The message as chat templates of tokenizers take it: its text alone."""
+        return {"role": self.role, "content": "".join(part.text for part in self.parts if isinstance(part, TextPart))}
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """The message as chat templates of processors take it: in parts, pictures without their content."""
+        parts = [{"type": "text", "text": part.text} if isinstance(part, TextPart) else {"type": "image"} for part in self.parts]
+        return {"role": self.role, "content": parts}
 
 
 class ChatBody(TextBody):
