@@ -85,7 +85,7 @@ def test_wrong_command_lines(capsys, monkeypatch):
     assert "port is 70000" in refused(capsys, "--text", "mini", "--port", "70000")
     assert "give KIND=NAME, such as text=lookup" in refused(capsys, "--text", "mini", "--speech", "mini", "--drafter", "lookup")
     assert "none is served" in refused(capsys, "--speech", "mini", "--drafter", "text=lookup")
-    assert "--max-rows is for text models and recommenders" in refused(capsys, "--speech", "mini", "--max-rows", "2")
+    assert "--max-rows is not for recognisers" in refused(capsys, "--recognizer", "mini", "--max-rows", "2")
     assert "no recogniser ships" in refused(capsys, "--recognizer", "mini", "--port", "0")
     assert "unknown drafter 'lokup' (did you mean 'lookup'?)" in refused(capsys, "--text", "mini", "--drafter", "lokup", "--port", "0")
     assert "host is 'no.such.host.invalid'" in refused(capsys, "--text", "mini", "--host", "no.such.host.invalid")

@@ -57,7 +57,12 @@ def serve(
     replicas: Annotated[int | None, option(SERVER, _REPLICAS, metavar="N")] = None,
     max_replicas: Annotated[int | None, option(SERVER, _MOST, metavar="N")] = None,
     max_rows: Annotated[
-        int, option(LIMITS, "Text requests that run at a time, and histories searched together; 8 by default.", metavar="N")
+        int,
+        option(
+            LIMITS,
+            "Requests of a model that run at a time where rows can join, and histories searched together; 8 by default.",
+            metavar="N",
+        ),
     ] = 8,
     max_queue: Annotated[int, option(LIMITS, "Requests of a model that wait; 256 by default. Others get 429.", metavar="N")] = 256,
     max_tokens: Annotated[int, option(LIMITS, "Most new tokens of a text request; 1024 by default.", metavar="N")] = 1024,
@@ -86,8 +91,8 @@ def serve(
     drafters = drafters_by_kind(drafter or [], list(kinds), "served")
     if text is None:
         common.refuse_unread("is for text models: give --text too, or leave it out", "--draft-length", "--tree", "--max-tokens")
-    if text is None and recommender is None:
-        common.refuse_unread("is for text models and recommenders: give one too, or leave it out", "--max-rows")
+    if list(kinds) == ["recognizer"]:
+        common.refuse_unread("is not for recognisers, which run one request at a time: leave it out", "--max-rows")
     _serve(given, kinds, drafters, options)
 
 

@@ -13,7 +13,8 @@ class ServerLimits:
     """Bounds of what is accepted.
 
     Args:
-        max_rows: most text requests that run at a time, and most histories that recommendation requests search together.
+        max_rows: most requests of a model that run at a time in one generation, and most histories that recommendation requests search
+            together.
         max_queue: most requests of a model that wait; others get 429.
         max_tokens: most new tokens of a text request.
         max_inputs: most outputs of a request (prompts times `n`, pictures, histories), and most pictures of a chat.
