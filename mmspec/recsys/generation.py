@@ -158,7 +158,15 @@ def _one(method: str | None, mode: str | None) -> str:
 
 
 def refuse_temperature(method: BeamMethod, temperature: float | None) -> None:
-    """Raise ValueError for a temperature that the method does not read."""
+    """Refuse a temperature that the method does not read.
+
+    Args:
+        method: how beams are selected.
+        temperature: the temperature; None for the default.
+
+    Raises:
+        ValueError: for a temperature other than 1 where nothing is sampled.
+    """
     if temperature is not None and not method.samples and temperature != 1:
         raise ValueError(f"temperature is {temperature}, but this method takes the best beams and samples none: leave temperature out")
 
@@ -184,7 +192,18 @@ def _control(draft_length: int | str | Control, drafter: Drafter, search: Search
 
 
 def beams_of(beams: int | None, k: int) -> int:
-    """Return how many beams a level keeps."""
+    """Return how many beams a level keeps.
+
+    Args:
+        beams: as asked for; None for `k`.
+        k: the most items a user gets.
+
+    Returns:
+        Beams.
+
+    Raises:
+        ValueError: for fewer beams than items.
+    """
     if beams is not None and beams < k:
         raise ValueError(f"beams is {beams} and k {k}: keep at least as many beams as items are asked for")
     return k if beams is None else beams

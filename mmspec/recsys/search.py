@@ -19,18 +19,57 @@ from mmspec.recsys.methods import BeamMethod
 
 
 def history_prompts(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
-    """Return the prompts, with the items they contain, for drafters that count items."""
+    """Encode histories as prompts.
+
+    Args:
+        catalogue: the items.
+        histories: the items of each user, oldest first.
+        device: where the prompts are put.
+
+    Returns:
+        `input_ids` and `attention_mask` [B, P], and under `SHOWN` the items they contain, for drafters that count items.
+
+    Raises:
+        ValueError: naming the first invalid history.
+    """
     return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
 def beam_target(model: Any, family: Family, trie: Trie, k: int, width: int, tokens: Tensor | None) -> BeamTarget:
-    """Return the target, with capacity for all beams and for the draft tokens of one round."""
+    """Return the target of a search, with capacity for all beams and for the draft tokens of one round.
+
+    Args:
+        model: a transformers model.
+        family: its family.
+        trie: the catalogue's paths.
+        k: beams kept on every level.
+        width: beams drafted a level; 0 where nothing is drafted.
+        tokens: the tokens of the paths, ascending; None for all.
+
+    Returns:
+        The target.
+    """
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
     return BeamTarget(HFTarget(model, family, reserve=reserve), trie, tokens)
 
 
 def beam_drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
-    """Return the drafter for the value of `drafter=`, choosing draft tokens as the mode's rule needs."""
+    """Return the drafter for the value of `drafter=`, choosing draft tokens as the mode's rule needs.
+
+    Args:
+        drafter: None, a drafter, a model, or a source of distributions.
+        target: the target.
+        mode: how beams are selected.
+        k: beams kept on every level.
+        width: beams drafted a level.
+        temperature: of the methods that sample.
+
+    Returns:
+        The drafter.
+
+    Raises:
+        ValueError: for anything else, and for models that do not fit the target.
+    """
     if drafter is None:
         return NoDraft()
     if hasattr(drafter, "begin"):
@@ -39,7 +78,20 @@ def beam_drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, wid
 
 
 def beam_source(drafter: Any, target: BeamTarget, k: int, width: int) -> BeamSource:
-    """Return the source of distributions for the value of `drafter=`: itself, or a model that is searched like the target."""
+    """Return the source of distributions for the value of `drafter=`.
+
+    Args:
+        drafter: a source, or a model, which is searched like the target.
+        target: the target.
+        k: beams kept on every level.
+        width: beams drafted a level.
+
+    Returns:
+        The source.
+
+    Raises:
+        ValueError: for anything else, and for models that do not fit the target.
+    """
     return drafter if hasattr(drafter, "beam_guide") else BeamModel(_as_target(drafter, target, k, width))
 
 

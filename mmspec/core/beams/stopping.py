@@ -28,8 +28,6 @@ class BeamStopping(RowState):
     def open(self) -> bool:
         return any(self.remaining)
 
-    joinable = True
-
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         super().take_rows(rows)

@@ -7,7 +7,8 @@ from typing import Any
 from mmspec.run.request import Request
 from mmspec.serving.models.base import EngineModel, options_of
 from mmspec.serving.models.pictures import PictureModel, PictureSettings
-from mmspec.serving.models.recommendations import RecommendModel, RecommendSettings
+from mmspec.serving.models.recommendations import RecommendModel
+from mmspec.serving.models.searches import RecommendSettings
 from mmspec.serving.models.speech import SynthesisModel
 from mmspec.serving.models.text import TextModel
 from mmspec.speech.families import is_speech_model

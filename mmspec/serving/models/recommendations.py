@@ -1,6 +1,6 @@
 """A recommender in an engine: what all requests share, and what is read of each."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from typing import Any, ClassVar
@@ -15,143 +15,25 @@ from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Rounds
 from mmspec.core.noise import Noise
-from mmspec.core.records import Committed
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows
 from mmspec.core.rules.base import TOKEN_EXACT
-from mmspec.core.stats import Stats
 from mmspec.drafters.model.beams import BeamDrafter, BeamSource
 from mmspec.drafters.none import NoDraft
 from mmspec.models.families.registry import family_of
 from mmspec.models.proof.require import require
-from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
+from mmspec.recsys.catalogue import SHOWN
 from mmspec.recsys.cost import CostModel
-from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter
-from mmspec.recsys.generation import Recommendations, beams_of, check_paths_fit, recommendations, refuse_temperature
+from mmspec.recsys.generation import beams_of, check_paths_fit, refuse_temperature
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.recsys.search import beam_source, beam_target, history_prompts
 from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request, refuse
-from mmspec.serving.models.base import RequestOutput
 from mmspec.serving.models.rows import by_rows, check_one_row, first_control
+from mmspec.serving.models.searches import RecommendOptions, RecommendSettings, RecommendWork
 
 _NAMES = {"input_ids": 0, "attention_mask": 0, SHOWN: -1}  # what a prompt holds, and what stands before a shorter one
-
-
-@dataclass(frozen=True)
-class RecommendSettings:
-    """What all requests of a recommender share, beside its drafter, as in `mmspec.recsys.recommend`.
-
-    Args:
-        catalogue: the items and their paths.
-        method: "strict", "plain" or "coupled".
-        beams: the most beams that a request may keep.
-        width: beams drafted a level; 4 * `beams` by default.
-    """
-
-    catalogue: Catalogue
-    method: str = "strict"
-    beams: int = 10
-    width: int | None = None
-
-
-@dataclass(frozen=True)
-class RecommendOptions:
-    """The options of one request, as in `mmspec.recsys.recommend` for one user.
-
-    Args:
-        k: the most items.
-        beams: beams kept on every level, at least k; k by default.
-        seed: of the methods that sample.
-        temperature: of the methods that sample, by default 1.
-        allowed: which items may be recommended, bool [items]; all by default.
-        allow: the only items that may be recommended, or None.
-        deny: items that may not be recommended, or None.
-        unseen: leave out the items of the history.
-        rules: boosts, quotas and caps of groups.
-    """
-
-    k: int = 10
-    beams: int | None = None
-    seed: int = 0
-    temperature: float | None = None
-    allowed: Tensor | None = None
-    allow: Sequence[Item] | None = None
-    deny: Sequence[Item] | None = None
-    unseen: bool = False
-    rules: GroupRules | None = None
-
-
-@dataclass(frozen=True)
-class RecommendWork:
-    """One request, checked.
-
-    Args:
-        inputs: its prompt, of one row, with the items it shows where it is a history.
-        filters: the items that may be recommended, as lists.
-        listed: the same as nodes of the trie.
-        options: its options.
-        catalogue: the items.
-    """
-
-    inputs: Mapping[str, Tensor]
-    filters: ItemFilter
-    listed: ListedNodes
-    options: RecommendOptions
-    catalogue: Catalogue
-
-    @property
-    def columns(self) -> int:
-        """Tokens of its prompt."""
-        return self.inputs["input_ids"].shape[1]
-
-    @property
-    def together(self) -> bool:
-        """True for histories: prompts of another form do not tell drafters their items."""
-        return SHOWN in self.inputs
-
-    @property
-    def beams(self) -> int:
-        """Beams kept on every level."""
-        return beams_of(self.options.beams, self.options.k)
-
-    def output(self) -> "RecommendOutput":
-        """Return what takes in its beams."""
-        return RecommendOutput(self)
-
-
-class RecommendOutput(RequestOutput):
-    """The beams of a request.
-
-    Args:
-        work: the request.
-    """
-
-    def __init__(self, work: RecommendWork):
-        super().__init__(work.inputs["input_ids"].device)
-        self.work = work
-        self.beams: tuple[Tensor, Tensor] | None = None  # trie nodes [K] and their scores [K], once the search has ended
-
-    def add(self, values: Sequence[int], ended: bool) -> Sequence[int]:
-        """Nothing: levels are no items."""
-        return ()
-
-    def end(self, committed: Committed) -> None:
-        """Keep the beams; see `RequestOutput.end`."""
-        assert committed.found is not None
-        self.beams = committed.found[0]
-
-    def stream(self, pieces: Iterator[Any], decode: Callable[[list[int]], str] | None) -> Iterator[Any]:
-        """ValueError: a search has no items before its end."""
-        raise ValueError("a search has no items before its end: use result()")
-
-    def result(self, tokens: Sequence[int], stats: Stats) -> Recommendations:
-        """Return the items; see `RequestOutput.result`."""
-        assert self.beams is not None
-        own, kept = self.work.options, slice(self.work.beams)
-        state, score = (part[None, kept] for part in self.beams)
-        return recommendations(self.work.catalogue, state, score, own.k, stats, self.work.filters, own.rules)
 
 
 @dataclass(frozen=True)
@@ -169,7 +51,6 @@ class RecommendModel:
     """
 
     options: ClassVar[type] = RecommendOptions
-    settings_type: ClassVar[type] = RecommendSettings
     model: Any
     settings: RecommendSettings
     method: BeamMethod
@@ -246,9 +127,9 @@ class RecommendModel:
         Request.of(seed=options.seed, temperature=1.0 if options.temperature is None else options.temperature)
         Noise.from_seed([options.seed], 1)  # checks it
         refuse_temperature(self.method, options.temperature)
-        if beams_of(options.beams, options.k) > self.settings.beams:
+        if (asked := beams_of(options.beams, options.k)) > self.settings.beams:
             raise ValueError(
-                f"k is {options.k} and beams {options.beams}, but this engine keeps {self.settings.beams} beams: make it with larger beams"
+                f"the request keeps {asked} beams, but this engine {self.settings.beams}: lower k or beams, or make it with more"
             )
         prompt = self._prompt(inputs)
         check_paths_fit(self.model, prompt, catalogue)
