@@ -18,7 +18,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec.bench.compare.recommendations import overlap
-from mmspec.core.beams.search import BeamLevel, BeamStopping, TopKBeams, best_indices
+from mmspec.core.beams.search import BeamLevel, TopKBeams, best_indices
+from mmspec.core.beams.stopping import BeamStopping
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.noise import Noise

@@ -9,7 +9,8 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from mmspec.core.beams.search import BeamRule, BeamStopping, TopKBeams
+from mmspec.core.beams.search import BeamRule, TopKBeams
+from mmspec.core.beams.stopping import BeamStopping
 from mmspec.core.beams.trie import NOWHERE, Trie
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode

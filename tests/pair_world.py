@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from mmspec.core.beams.search import BeamLevel, BeamRule, BeamStopping, DrawnChildren, Forest, _own, of_children
+from mmspec.core.beams.search import BeamLevel, BeamRule, DrawnChildren, Forest, _own, of_children
+from mmspec.core.beams.stopping import BeamStopping
 from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode

@@ -216,6 +216,7 @@ class Committed:
     drift: list[float]  # total variation spent in this round
     expected: list[float]  # rejections expected of token-wise judging
     drafter_healthy: list[bool] | None = None  # the drafter's logits held no NaN or +inf, as far as the draft records it
+    found: list[Any] | None = None  # per row that has ended, what it found beside its values, on the device; None for others
     places: list[list[int]] | None = None  # per row, which draft tokens were accepted, from 0; None for chains
 
 

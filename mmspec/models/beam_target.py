@@ -1,8 +1,8 @@
 """A target searched over the paths of a trie."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -14,7 +14,7 @@ from mmspec.core.records import Draft, Scored
 from mmspec.models.changed import replaced
 from mmspec.models.compat.catalogue_head import CatalogueHead
 from mmspec.models.family import OwnScoring, StateCommit
-from mmspec.models.layout import Layout
+from mmspec.models.layout import Layout, draft_slots
 from mmspec.models.target import HFSession, HFTarget
 
 
@@ -51,7 +51,7 @@ class BeamTarget:
 class BeamSession(HFSession):
     """A session whose draft under way is the whole search: a commit keeps a tree of it instead of moving values to the cache's past."""
 
-    join_rows = None  # type: ignore[assignment]  # keeps states of the whole batch
+    roots = 0  # of the draft under way
     head: CatalogueHead | None = None
 
     @property
@@ -77,7 +77,30 @@ class BeamSession(HFSession):
 
     def score(self, draft: Draft) -> Scored:
         self.roots = draft.roots
+        if self.slots is None and self.scored:  # rows have changed, which leaves the order of slots
+            self.make_room(draft.size)
+            self.slots = draft_slots(draft, self.lengths, self.cache.capacity - 1)[:, : self.scored]
         return super().score(draft)
+
+    @property
+    def joinable(self) -> bool:
+        """True once the prompt is cached; see `SessionRows.joinable`. The draft under way joins."""
+        self._refuse_fixed()
+        return self.context is None and (self.state is None or self.state.joinable)
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        self.slots = None
+
+    def join_rows(self, other: Self) -> None:
+        """Append the rows of another session; see `core.rows.changes.ChangesRows`. Columns that were run in some rows only run again."""
+        super().join_rows(other)
+        self.slots, self.scored = None, min(self.scored, other.scored)
+
+    def shift_roots(self, by: int) -> None:
+        """Count columns before the roots; see `core.rows.changes.KeepsRoots`."""
+        self.slots, self.scored = None, max(0, self.scored + by)
 
     def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
         if self.head is None:

@@ -110,8 +110,13 @@ def draft_layout(draft: Draft, first: int, lengths: Tensor, view: int, scratch: 
     """The layout of the draft's columns from `first` on, in rows with `lengths` [B] committed slots."""
     if draft.size == 1:
         return _column(draft, lengths[:, None], view, scratch)
-    slots = torch.where(draft.valid, lengths[:, None] + draft.valid.cumsum(1) - 1, scratch)
+    slots = draft_slots(draft, lengths, scratch)
     return _chain(draft, first, slots, view, scratch) if draft.linear else _tree(draft, first, slots, lengths, view)
+
+
+def draft_slots(draft: Draft, lengths: Tensor, scratch: int) -> Tensor:
+    """[B, N] the slots of a draft's columns, in rows with `lengths` [B] committed slots; the scratch slot for PAD."""
+    return torch.where(draft.valid, lengths[:, None] + draft.valid.cumsum(1) - 1, scratch)
 
 
 def _column(draft: Draft, lengths: Tensor, view: int, scratch: int) -> Layout:

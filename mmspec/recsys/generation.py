@@ -8,26 +8,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.beams.search import BeamStopping
-from mmspec.core.beams.trie import Trie
+from mmspec.core.beams.stopping import BeamStopping
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import OnStep, run
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import Drafter
 from mmspec.core.result import Result
 from mmspec.core.stats import Stats
-from mmspec.drafters.model.beams import BeamDrafter, BeamModel
 from mmspec.drafters.none import NoDraft
-from mmspec.models.beam_target import BeamTarget
 from mmspec.models.families.registry import family_of, positions_of
-from mmspec.models.family import Family
 from mmspec.models.proof.require import require
-from mmspec.models.target import HFTarget
-from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
+from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.methods import BeamMethod, method_of
+from mmspec.recsys.search import beam_drafter, beam_target, history_prompts
 from mmspec.run.arguments import check, check_items, check_prompt_ids
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request
@@ -125,13 +121,13 @@ def recommend(
     check_items(k, width, len(catalogue), beams)
     family = family_of(model)
     chosen, device = method_of(_one(method, mode)), model.device
-    _refuse_temperature(chosen, temperature)
-    inputs = histories if isinstance(histories, Mapping) else _inputs(catalogue, histories, device)
+    refuse_temperature(chosen, temperature)
+    inputs = histories if isinstance(histories, Mapping) else history_prompts(catalogue, histories, device)
     if "input_ids" not in inputs:
         raise ValueError(f"histories has no input_ids (it has {', '.join(inputs) or 'nothing'}): pass items, or what a tokenizer returned")
     rows = len(inputs["input_ids"])
     filters = ItemFilter.of(catalogue, rows, allowed, allow, deny, histories if unseen else None)
-    trie, beams = filters.trie(catalogue).to(device), _beams(beams, k)
+    trie, beams = filters.trie(catalogue).to(device), beams_of(beams, k)
     if chosen.plain and drafter is not None:
         raise ValueError("method 'plain' drafts nothing: leave drafter out, or take method 'strict'")
     width = 4 * beams if width is None else width
@@ -139,8 +135,8 @@ def recommend(
     if isinstance(histories, Mapping):
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     check_paths_fit(model, inputs, catalogue)
-    target = _target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used)
-    proposer = _drafter(request.drafter, target, chosen, beams, width, request.temperature)
+    target = beam_target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used)
+    proposer = beam_drafter(request.drafter, target, chosen, beams, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
     rule = chosen.rule(trie, beams, request.temperature)
@@ -150,7 +146,7 @@ def recommend(
     with torch.inference_mode() if drafter is None and not capture else nullcontext():  # a drafter may learn, a compiled graph is kept
         for _ in run(target, proposer, rule, inputs, stopping=stopping, noise=noise, control=control, stats=stats, on_step=on_step):
             pass
-    return _told(catalogue, trie, stopping, k, stats, filters, rules)
+    return recommendations(catalogue, stopping.state, stopping.score, k, stats, filters, rules)
 
 
 def _one(method: str | None, mode: str | None) -> str:
@@ -161,15 +157,18 @@ def _one(method: str | None, mode: str | None) -> str:
     return "strict" if given is None else given
 
 
-def _refuse_temperature(method: BeamMethod, temperature: float | None) -> None:
-    """Raise ValueError for a temperature that the method does not read."""
+def refuse_temperature(method: BeamMethod, temperature: float | None) -> None:
+    """Refuse a temperature that the method does not read.
+
+    Args:
+        method: how beams are selected.
+        temperature: the temperature; None for the default.
+
+    Raises:
+        ValueError: for a temperature other than 1 where nothing is sampled.
+    """
     if temperature is not None and not method.samples and temperature != 1:
         raise ValueError(f"temperature is {temperature}, but this method takes the best beams and samples none: leave temperature out")
-
-
-def _inputs(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
-    """Return the prompts, with the items they contain, for drafters that count items."""
-    return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
 def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalogue) -> None:
@@ -186,58 +185,51 @@ def check_paths_fit(model: Any, inputs: Mapping[str, Tensor], catalogue: Catalog
         )
 
 
-def _target(model: Any, family: Family, trie: Trie, k: int, width: int, tokens: Tensor | None) -> BeamTarget:
-    """Return the target, with capacity for all beams and for the draft tokens of one round."""
-    reserve = k * trie.levels + width * (trie.levels - 1) + 1
-    return BeamTarget(HFTarget(model, family, reserve=reserve), trie, tokens)
-
-
-def _drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
-    """Return the drafter for the value of `drafter=`, choosing draft tokens as the mode's rule needs."""
-    if drafter is None:
-        return NoDraft()
-    if hasattr(drafter, "begin"):
-        return drafter
-    source = drafter if hasattr(drafter, "beam_guide") else BeamModel(_as_target(drafter, target, k, width))
-    return BeamDrafter(source, target.trie, mode.spread(k, width, temperature))
-
-
-def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget:
-    if not hasattr(model, "generate"):
-        raise ValueError(
-            f"drafter is {model!r}: give None, a transformers model, or a source of distributions such as mmspec.recsys.Retriever"
-        )
-    theirs, mine = target.target.model.config, model.config
-    if mine.is_encoder_decoder != theirs.is_encoder_decoder:
-        raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
-    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(
-        target.trie.token.max() if target.tokens is None else target.tokens[-1]
-    ):
-        raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
-    return _target(model, family_of(model), target.trie, k, width, target.tokens)
-
-
 def _control(draft_length: int | str | Control, drafter: Drafter, search: SearchSize) -> Control:
     if isinstance(draft_length, CostModel) and not isinstance(drafter, NoDraft):
         draft_length = draft_length.at(search)
     return control_of(draft_length, drafter, auto=lambda: Fixed(search.levels - 1), thompson=False, unit="levels")
 
 
-def _beams(beams: int | None, k: int) -> int:
-    """Return how many beams a level keeps."""
+def beams_of(beams: int | None, k: int) -> int:
+    """Return how many beams a level keeps.
+
+    Args:
+        beams: as asked for; None for `k`.
+        k: the most items a user gets.
+
+    Returns:
+        Beams.
+
+    Raises:
+        ValueError: for fewer beams than items.
+    """
     if beams is not None and beams < k:
         raise ValueError(f"beams is {beams} and k {k}: keep at least as many beams as items are asked for")
     return k if beams is None else beams
 
 
-def _told(
-    catalogue: Catalogue, trie: Trie, stopping: BeamStopping, k: int, stats: Stats, filters: ItemFilter, rules: GroupRules | None
+def recommendations(
+    catalogue: Catalogue, state: Tensor, score: Tensor, k: int, stats: Stats, filters: ItemFilter, rules: GroupRules | None
 ) -> Recommendations:
-    """Return beams as items, in the order of their scores; items of the same path in the catalogue's order, only those that may be."""
-    score, order = torch.sort(stopping.score, dim=-1, descending=True, stable=True)
-    leaf = (stopping.state.gather(1, order) - trie.starts[-1]).cpu()
+    """Return beams as items, in the order of their scores; items of the same path in the catalogue's order, only those that may be.
+
+    Args:
+        catalogue: the items.
+        state: the beams of every user as nodes of the catalogue's trie, LongTensor [B, K].
+        score: the log-probabilities of their paths, float [B, K]; -inf where a user has fewer.
+        k: the most items a user gets.
+        stats: of the search.
+        filters: the items that each user may get.
+        rules: boosts, quotas and caps of groups.
+
+    Returns:
+        The items with their scores.
+    """
+    score, order = torch.sort(score, dim=-1, descending=True, stable=True)
+    leaf = (state.gather(1, order) - catalogue.trie.starts[-1]).cpu()
     counts = (score > -torch.inf).sum(1).cpu()
-    mean = (score / trie.levels).tolist()
+    mean = (score / catalogue.levels).tolist()
     items: list[list[Item]] = []
     scores: list[list[float]] = []
     for row, (count, leaves) in enumerate(zip(counts.tolist(), leaf.tolist(), strict=True)):

@@ -21,13 +21,16 @@ from mmspec.core.beams.search import Forest
 from mmspec.core.beams.trie import Children, Trie
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 
 _KEY = "mmspec.items"
 
 
-class ItemGuide:
+class ItemGuide(RowState):
     """Guide of one beam search from scores [B, P] >= 0 of the distinct paths. Nodes without mass are uniform over the paths below them."""
+
+    by_row = ("mass", "count")
 
     def __init__(self, trie: Trie, scores: Tensor):
         self.span, allowed = trie.span, trie.open_paths()

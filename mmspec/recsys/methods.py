@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import Tensor
+
 from mmspec.core.beams.atspeed_r import RelaxedBeams
 from mmspec.core.beams.dsbd import IndependentBeams
 from mmspec.core.beams.search import BeamRule, TopKBeams
@@ -13,6 +15,9 @@ from mmspec.drafters.model.beam_draws import Distinct, IndependentDraws
 from mmspec.drafters.model.beams import Anchored
 from mmspec.utils.names import unknown
 
+Temperature = float | Tensor
+"""One for all rows, or float64 [B, 1]."""
+
 
 @dataclass(frozen=True)
 class BeamMethod:
@@ -20,22 +25,22 @@ class BeamMethod:
     temperature.
     """
 
-    rule: Callable[[Trie, int, float], BeamRule]
-    spread: Callable[[int, int, float], Any]
+    rule: Callable[[Trie, int, Temperature], BeamRule]
+    spread: Callable[[int, int, Temperature], Any]
     about: str
     plain: bool = False  # never drafts
     samples: bool = False  # reads temperature and seed
 
 
-def _best(trie: Trie, k: int, temperature: float) -> BeamRule:
+def _best(trie: Trie, k: int, temperature: Temperature) -> BeamRule:
     return TopKBeams(trie, k)
 
 
-def _anchored(k: int, width: int, temperature: float) -> Anchored:
+def _anchored(k: int, width: int, temperature: Temperature) -> Anchored:
     return Anchored(k, width)
 
 
-def _anchored_in_noise(k: int, width: int, temperature: float) -> Anchored:
+def _anchored_in_noise(k: int, width: int, temperature: Temperature) -> Anchored:
     return Anchored(k, width, SharedNoise(temperature))
 
 

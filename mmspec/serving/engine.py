@@ -26,13 +26,13 @@ class Engine:
     """Serves requests with continuous batching: each starts when a row is free and leaves when it ends (Orca, Yu et al. 2022).
 
     A request's tokens are those that the modality's own call gives for it alone (`mmspec.text.generate`, `mmspec.speech.synthesize`,
-    `mmspec.vision.generate` with accept="exact"), with the same seed, whatever runs beside it. One thread drives the model. Use it as a
-    context manager: leaving it waits for all requests, or cancels them after an exception.
+    `mmspec.vision.generate` with accept="exact", `mmspec.recsys.recommend`), with the same seed, whatever runs beside it. One thread drives
+    the model. Use it as a context manager: leaving it waits for all requests, or cancels them after an exception.
 
     Args:
-        target: a transformers causal language model, one that reads pictures or sound included, in eval mode, on one device; a speech model
-            as `mmspec.speech.synthesize` takes it, of one network; or an image model of codes: an adapter (`mmspec.vision.ImageModel`), or
-            a model that makes pictures only.
+        target: a transformers causal language model, one that reads pictures or sound included, in eval mode, on one device; with
+            `catalogue`, one that writes items; a speech model as `mmspec.speech.synthesize` takes it, of one network; or an image model of
+            codes: an adapter (`mmspec.vision.ImageModel`), or a model that makes pictures only.
         drafter: as in `mmspec.text.generate`. Drafters whose sessions cannot change their rows are refused.
         accept: "exact", which is "coupled" for requests of any temperature; "greedy" for requests of temperature 0 only, which spares the
             drawing of noise; or another token-exact rule.
@@ -44,7 +44,8 @@ class Engine:
         max_queue: most requests that wait for a row.
         piece: columns of prompts that are run between two rounds: longer prompts are run in pieces, so that they do not hold up the rows
             that generate.
-        settings: what else all requests share: of image models `method`, `size`, `couple` and `init`, as in `mmspec.vision.generate`.
+        settings: what else all requests share: of image models `method`, `size`, `couple` and `init`, as in `mmspec.vision.generate`; of
+            recommenders `catalogue`, `method`, `beams` and `width`: see `serving.models.searches.RecommendSettings`.
 
     Raises:
         ValueError: for models, drafters and rules that an engine cannot serve, and for numbers out of range.
@@ -87,11 +88,12 @@ class Engine:
         Args:
             inputs: what the model's tokenizer or processor returned for one prompt: `input_ids` [1, P], `attention_mask` if there is
                 padding, and what stands for its pictures; for a speech model a text, for an image model what to draw (a text, a class), or
-                what its processor returned for one.
+                what its processor returned for one; for a recommender the items of one user, oldest first.
             priority: requests of larger ones start first.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
             options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions`,
-                `serving.models.speech.SpeechOptions` and `serving.models.pictures.PictureOptions`.
+                `serving.models.speech.SpeechOptions`, `serving.models.pictures.PictureOptions` and
+                `serving.models.searches.RecommendOptions`.
 
         Returns:
             The handle.

@@ -145,6 +145,8 @@ class RequestHandle:
         own = replace(step, committed=_row_of(step.committed, row))
         new = max(0, len(self._tokens) - self._seen)
         pieces = self._output.add(values[new:], step.committed.ended[row])
+        if step.committed.ended[row]:
+            self._output.end(own.committed)
         with self._state:
             self.stats.add(own)
             self._tokens += values[new:]

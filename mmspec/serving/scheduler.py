@@ -16,7 +16,6 @@ from typing import Any, cast
 
 from mmspec.core.control import ControlSession
 from mmspec.core.decode import OnStep, Rounds
-from mmspec.core.records import Step
 from mmspec.core.rows.changes import RunsPrompt
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.models.base import EngineModel
@@ -168,8 +167,7 @@ class Scheduler:
             self._count(done * len(part.handles), int(done > 0))
             if not part.read or done:
                 return False
-        step = part.rounds.run()
-        self._take_in(part, step, rest)
+        self._run(part, rest)
         return part.rounds.open and part.rounds.joinable
 
     def _join(self) -> bool:
@@ -191,14 +189,16 @@ class Scheduler:
         part = self.running
         assert part is not None
         if part.rounds.open:
-            self._take_in(part, part.rounds.run(), 0)
+            self._run(part, 0)
             self.counts.rounds += 1
             self.counts.rows += len(part.handles)
         return True
 
-    def _take_in(self, part: "_Running", step: Step, prompt: int) -> None:
-        """Hand every request its row of a round, which also ran `prompt` columns of prompts."""
-        self._count((prompt + step.draft.size) * len(part.handles), 1)
+    def _run(self, part: "_Running", prompt: int) -> None:
+        """Run a round, which also runs `prompt` columns of prompts, and hand every request its row of it."""
+        before = part.rounds.session.scored  # roots of a beam search that have been run
+        step = part.rounds.run()
+        self._count((prompt + step.draft.size - before) * len(part.handles), 1)
         if self.on_step is not None:
             self.on_step(step)
         committed = step.committed

@@ -9,7 +9,7 @@ import torch
 
 from tests.devices.simulated import FIRST, Event, SimulatedTensor, put, simulated_devices
 
-OUTCOME = ("core/stopping:_fetch", "core/beams/search:BeamStopping._fetch")  # the one synchronisation of every round
+OUTCOME = ("core/stopping:_fetch", "core/beams/stopping:BeamStopping._fetch")  # the one synchronisation of every round
 MORE_SYNCS = {  # by site: other synchronisations, and why they are there
     "drafters/trees/search:ExpandRerank._checked": "a level less of a drafter costs less than the wait, and only with a `stop`",
     "drafters/trees/best_first:BestFirst.grow": "a call of the drafter runs as many columns as there are nodes to expand",

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.core.beams.search import BeamStopping, TopKBeams
+from mmspec.core.beams.search import TopKBeams
+from mmspec.core.beams.stopping import BeamStopping
 from mmspec.core.control import Fixed
 from mmspec.core.decode import decode
 from mmspec.core.noise import Noise

@@ -1,9 +1,12 @@
 """Lists of trie nodes per row: a filter whose memory follows the lists and not the catalogue."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from mmspec.core.rows.changes import join_tensors, rows_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,23 @@ class ListedNodes:
         """
         place = torch.searchsorted(self.node, node).clamp_max(self.node.shape[1] - 1)
         return (self.node.gather(1, place) == node) == self.only[:, None]
+
+    def take_rows(self, rows: Sequence[int]) -> "ListedNodes":
+        """Return the lists of some rows.
+
+        Args:
+            rows: their numbers, in their new order.
+        """
+        return ListedNodes(rows_of(self.node, rows), rows_of(self.only, rows))
+
+    def join_rows(self, other: "ListedNodes", nodes: int) -> "ListedNodes":
+        """Return the lists of the rows of both.
+
+        Args:
+            other: lists over the same trie.
+            nodes: how many nodes that has.
+        """
+        return ListedNodes(join_tensors(self.node, other.node, nodes, left=False), torch.cat([self.only, other.only]))
 
     def to(self, device: torch.device | str) -> "ListedNodes":
         """Move the lists to a device."""

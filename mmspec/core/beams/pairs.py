@@ -13,8 +13,10 @@ from mmspec.core.beams.search import BeamRule
 from mmspec.core.noise import Keys
 
 
-def check_temperature(temperature: float) -> None:
-    """ValueError for a temperature at which nothing can be sampled."""
+def check_temperature(temperature: float | Tensor) -> None:
+    """ValueError for a temperature at which nothing can be sampled. Those by row are not read."""
+    if isinstance(temperature, Tensor):
+        return
     if isinstance(temperature, bool) or not isinstance(temperature, (int, float)) or not 0 < temperature < float("inf"):
         raise ValueError(f"temperature is {temperature!r}: give a number above 0, or mode 'strict' for the best paths without drawing")
 
@@ -27,13 +29,15 @@ class SampledBeams(BeamRule):
     normalised again, and forbidden paths are removed after the softmax over the vocabulary.
     """
 
-    temperature: float = 1.0
+    by_row = (*BeamRule.by_row, "temperature")
+
+    temperature: float | Tensor = 1.0  # or by row, float64 [B, 1]
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)
 
 
-def pair_distribution(score: Tensor, temperature: float) -> Tensor:
+def pair_distribution(score: Tensor, temperature: float | Tensor) -> Tensor:
     """log P [B, S] over the pairs whose path scores are `score` [B, S]; -inf where there is none, all over in rows that have none."""
     return (score.double() / temperature).log_softmax(-1).nan_to_num(-torch.inf, neginf=-torch.inf)
 

@@ -10,7 +10,7 @@ commits one level more than the draft tokens had right (AtSpeed's strict verific
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
-from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.records import PAD, Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowRecord
 from mmspec.core.rules.base import TOKEN_EXACT
 
 
@@ -32,14 +33,28 @@ class DrawnChildren:
 
 
 @dataclass(frozen=True, slots=True)
-class Forest:
+class Forest(RowRecord):
     """What a beam's draft carries besides its nodes, as `Draft.aux`. Path scores are in `Draft.score`: the target's for roots."""
+
+    by_row = ("state",)
 
     state: Tensor  # [B, N] the trie node of every column; NOWHERE for PAD
     beams: int  # how many of the last roots are the pending token
     level: int  # the fewest levels that any row still under way has committed
     layers: tuple[int, ...] = ()  # how many draft tokens there are on each level
     drawn: tuple[DrawnChildren, ...] = ()
+
+    def join_rows(self, other: "Forest") -> "Forest":
+        """Return the rows of both, which may have committed different numbers of levels."""
+        return replace(self, state=torch.cat([self.state, other.state]), level=min(self.level, other.level))
+
+    def moved(self, order: Tensor, level: int) -> "Forest":
+        """Return the columns `order` [B, M], of rows that have committed `level` levels at least."""
+        return replace(self, state=self.state.gather(1, order), level=level)
+
+    def widened(self, by: int) -> "Forest":
+        """Return these columns behind `by` of PAD."""
+        return replace(self, state=torch.nn.functional.pad(self.state, (by, 0), value=NOWHERE))
 
 
 def path_scores(draft: Draft) -> Tensor:
@@ -81,11 +96,14 @@ class Winners:
 
 
 @dataclass(frozen=True)
-class BeamRule(ABC):
+class BeamRule(RowRecord, ABC):
     """Base of the rules that choose a level's winners: `k` beams over the paths of `trie`."""
+
+    by_row = ("trie", "most")
 
     trie: Trie
     k: int
+    most: Tensor | None = field(default=None, kw_only=True)  # [B] how many of the k each row keeps; None for all
 
     uses_q = False
     coupled = False
@@ -106,7 +124,7 @@ class BeamRule(ABC):
         last: Winners | None = None
         for depth, drafted in enumerate((*forest.layers, 0)):
             level = self._level(draft, scored, depth, column, state, score, first, width)
-            winners = _winners(level, self.pick(level, noise))
+            winners = _winners(level, self._kept(self.pick(level, noise)))
             last = winners if last is None else winners.where(running, last)
             if not drafted:
                 break
@@ -120,6 +138,12 @@ class BeamRule(ABC):
             state, score = torch.where(column >= 0, winners.state, NOWHERE), winners.score
         assert last is not None
         return _verdict(draft, self.k, kept, last, accepted)
+
+    def _kept(self, index: Tensor) -> Tensor:
+        """The winners [B, K] that rows keep; -1 for the others."""
+        if self.most is None:
+            return index
+        return torch.where(torch.arange(self.k, device=index.device) < self.most[:, None], index, -1)
 
     def _level(
         self, draft: Draft, scored: Scored, depth: int, column: Tensor, state: Tensor, score: Tensor, first: int, width: int
@@ -229,58 +253,3 @@ def _append(tables: tuple[list[Tensor], ...], winners: Winners, base: Tensor | i
     parents.append(torch.where(there, winners.parent + base, PAD))
     states.append(torch.where(there, winners.state, NOWHERE))
     scores.append(torch.where(there, winners.score, -torch.inf))
-
-
-class BeamStopping:
-    """The end of one search: every row commits `levels` levels. Then its beams are `state` [B, K] with `score` [B, K]."""
-
-    def __init__(self, rows: int, levels: int, k: int, device: torch.device | str = "cpu"):
-        self.left = torch.full((rows,), levels, device=device)
-        self.remaining = [levels] * rows
-        self.outputs: list[list[int]] = [[] for _ in range(rows)]
-        self.state = torch.full((rows, k), NOWHERE, device=device)
-        self.score = torch.full((rows, k), -torch.inf, device=device)
-
-    @property
-    def open(self) -> bool:
-        return any(self.remaining)
-
-    def budget(self, length: int) -> Budget:
-        """The budget of a round of `length` levels of draft tokens."""
-        return Budget(self.left, min(length, max(self.remaining) - 1))
-
-    def commit(self, draft: Draft, scored: Scored, verdict: Verdict) -> tuple[Verdict, Committed]:
-        """Record the beams of rows that are finished, and fetch the outcome to the host: the round's one synchronisation."""
-        self.left = self.left - verdict.count
-        ended = self.left <= 0
-        pending, k = verdict.pending, self.state.shape[1]
-        new = (ended & (verdict.count > 0))[:, None]
-        self.state = torch.where(new, pending.aux.state[:, -k:], self.state)
-        self.score = torch.where(new, path_scores(pending)[:, -k:], self.score)
-        committed = self._fetch(draft, scored, verdict, ended)
-        for row, values in enumerate(committed.values):
-            self.outputs[row] += values
-            self.remaining[row] -= len(values)
-        aux = replace(pending.aux, state=torch.where(ended[:, None], NOWHERE, pending.aux.state))
-        pending = replace(pending, parents=torch.where(ended[:, None], PAD, pending.parents), aux=aux)
-        return replace(verdict, pending=pending), committed
-
-    @staticmethod
-    def _fetch(draft: Draft, scored: Scored, verdict: Verdict, ended: Tensor) -> Committed:
-        """A level counts as one value, which is its number."""
-        forest: Forest = draft.aux
-        layers = draft.valid[:, draft.roots :].split(forest.layers, 1) if forest.layers else ()
-        drafted = sum((layer.any(1).long() for layer in layers), torch.zeros_like(verdict.count))
-        healthy = torch.ones_like(ended) if scored.healthy is None else scored.healthy
-        columns = (verdict.count, verdict.accepted, drafted, ended, healthy, draft.start)
-        table = torch.stack([column.long() for column in columns], 1).tolist()
-        return Committed(
-            values=[list(range(start, start + count)) for count, *_, start in table],
-            accepted=[line[1] for line in table],
-            judged=[min(line[1] + 1, line[2]) for line in table],
-            drafted=[line[2] for line in table],
-            ended=[bool(line[3]) for line in table],
-            healthy=[bool(line[4]) for line in table],
-            drift=[0.0] * len(table),
-            expected=[0.0] * len(table),
-        )

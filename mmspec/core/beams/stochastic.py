@@ -17,14 +17,17 @@ from torch import Tensor
 from mmspec.core.beams.pairs import SampledBeams, check_temperature
 from mmspec.core.beams.search import BeamLevel, best_indices
 from mmspec.core.noise import Noise
+from mmspec.core.rows.changes import RowRecord
 from mmspec.core.rules.base import TOKEN_EXACT
 
 
 @dataclass(frozen=True)
-class SharedNoise:
+class SharedNoise(RowRecord):
     """The ranking key: path scores with the target's own noise."""
 
-    temperature: float
+    by_row = ("temperature",)
+
+    temperature: float | Tensor  # or by row, float64 [B, 1]
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

@@ -5,12 +5,14 @@ it. Two numbers a node suffice: its first child and its first path. Vectorised t
 who store edges; numbering the nodes in sorted order makes edges unnecessary.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from mmspec.core.beams.listed import ListedNodes, with_ancestors
+from mmspec.core.rows.changes import rows_of
 
 NOWHERE = -1
 """The state that stands for no node."""
@@ -151,6 +153,28 @@ class Trie:
         ends = (*self.starts[1:], len(self.token))
         spans = [self.span[start:end] for start, end in zip(self.starts, ends, strict=True)]
         return replace(self, listed=with_ancestors(leaf, only, spans, self.starts, running))
+
+    def take_rows(self, rows: Sequence[int]) -> "Trie":
+        """Return this trie with the restrictions of some rows.
+
+        Args:
+            rows: their numbers, in their new order.
+        """
+        allowed = self.allowed if self.allowed is None or self.allowed.dim() == 1 else rows_of(self.allowed, rows)
+        return replace(self, allowed=allowed, listed=None if self.listed is None else self.listed.take_rows(rows))
+
+    def join_rows(self, other: "Trie") -> "Trie":
+        """Return this trie with the restrictions of the rows of both, of which each has lists.
+
+        Args:
+            other: the same paths, and the same ones allowed for all rows.
+
+        Raises:
+            ValueError: for a trie without lists.
+        """
+        if self.listed is None or other.listed is None:
+            raise ValueError("rows can join where both tries have lists of each row: give empty ones")
+        return replace(self, listed=self.listed.join_rows(other.listed, len(self.token)))
 
     def open_paths(self) -> Tensor:
         """Tell which paths are allowed.

@@ -1,7 +1,8 @@
 """Rows that join and leave a running generation: the protocol of its sessions, and selections and joins of tensors by row."""
 
 from collections.abc import Sequence
-from typing import Any, ClassVar, Protocol, Self
+from dataclasses import replace
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,19 @@ class ChangesRows(Protocol):
 
         Args:
             other: of the same class and settings.
+        """
+        ...
+
+
+@runtime_checkable
+class KeepsRoots(Protocol):
+    """What counts columns of the pending draft from round to round, where that is a tree of many roots."""
+
+    def shift_roots(self, by: int) -> None:
+        """Count columns before the roots; see `core.rows.pending.packed_roots`.
+
+        Args:
+            by: columns that were added there; below 0, that were dropped there.
         """
         ...
 
@@ -89,6 +103,43 @@ class RowState:
         for name in self.by_row:
             mine, theirs = getattr(self, name), getattr(other, name)
             setattr(self, name, join_tensors(mine, theirs) if isinstance(mine, Tensor) else mine.join_rows(theirs))
+
+
+class RowRecord:
+    """Base of frozen dataclasses that hold values by row: changes return a new one.
+
+    Attributes:
+        by_row: names of the fields that may hold such values: a tensor [B, ...], or a record with `take_rows` and `join_rows`. Anything
+            else in them is the same for all rows.
+    """
+
+    by_row: ClassVar[tuple[str, ...]] = ()
+
+    def take_rows(self, rows: Sequence[int]) -> Self:
+        """Return some rows.
+
+        Args:
+            rows: their numbers, in their new order.
+        """
+        found: dict[str, Any] = {name: _taken(getattr(self, name), rows) for name in self.by_row}
+        return replace(self, **found)  # type: ignore[type-var]
+
+    def join_rows(self, other: Self) -> Self:
+        """Return the rows of both.
+
+        Args:
+            other: of the same class, with the same values where they are not by row.
+        """
+        found: dict[str, Any] = {name: _joined(getattr(self, name), getattr(other, name)) for name in self.by_row}
+        return replace(self, **found)  # type: ignore[type-var]
+
+
+def _taken(part: Any, rows: Sequence[int]) -> Any:
+    return rows_of(part, rows) if isinstance(part, Tensor) else part.take_rows(rows) if changes_rows(part) else part
+
+
+def _joined(part: Any, other: Any) -> Any:
+    return join_tensors(part, other) if isinstance(part, Tensor) else part.join_rows(other) if changes_rows(part) else part
 
 
 class SessionRowState(RowState):

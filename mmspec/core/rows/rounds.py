@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mmspec.core.rows.changes import ChangesRows, refuse_fixed_rows
-from mmspec.core.rows.pending import joined_pending, pending_rows
+from mmspec.core.accept_rule import AcceptRule
+from mmspec.core.records import Draft
+from mmspec.core.rows.changes import ChangesRows, KeepsRoots, changes_rows, refuse_fixed_rows
+from mmspec.core.rows.pending import joined_pending, packed_roots, pending_rows, widened_roots
 
 if TYPE_CHECKING:
     from mmspec.core.noise import Noise
     from mmspec.core.protocols import DraftSession, StoppingCriteria, TargetSession
-    from mmspec.core.records import Draft
 
 
 class RoundRows:
@@ -18,7 +19,8 @@ class RoundRows:
     session: "TargetSession"
     proposer: "DraftSession"
     stopping: "StoppingCriteria"
-    pending: "Draft"
+    accept: AcceptRule
+    pending: Draft
     noise: "Noise"
     fixed: bool
 
@@ -36,6 +38,9 @@ class RoundRows:
         for part in self._parts():
             part.take_rows(rows)
         self.pending, self.noise, self.fixed = pending_rows(self.pending, rows), self.noise.take_rows(rows), False
+        if changes_rows(self.accept):
+            self.accept = self.accept.take_rows(rows)  # type: ignore[attr-defined]
+        self._pack_roots()
 
     def join_rows(self, other: Self) -> None:
         """Append the rows of another generation with the same target, drafter and rule; between rounds. See `ChangesRows`.
@@ -43,9 +48,15 @@ class RoundRows:
         Args:
             other: the generation, not used afterwards.
         """
+        other._pack_roots()
+        most = max(self.pending.roots, other.pending.roots)
+        for each in (self, other):
+            each._move_roots(widened_roots(each.pending, most))
         for part, more in zip(self._parts(), other._parts(), strict=True):
             part.join_rows(more)
         self.pending, self.noise, self.fixed = joined_pending(self.pending, other.pending), self.noise.join_rows(other.noise), False
+        if changes_rows(self.accept):
+            self.accept = self.accept.join_rows(other.accept)  # type: ignore[attr-defined]
 
     def refuse_fixed_rows(self) -> None:
         """Refuse what cannot let rows join and leave.
@@ -55,6 +66,19 @@ class RoundRows:
         """
         for part in self._parts():
             _ = part.joinable
+
+    def _pack_roots(self) -> None:
+        """Drop columns of the pending draft that no row uses, where it is a tree of many roots."""
+        if self.pending.roots > 1:
+            self._move_roots(packed_roots(self.pending))
+
+    def _move_roots(self, pending: Draft) -> None:
+        """Take `pending`, whose roots stand in other columns, and tell the parts that count these."""
+        by = pending.roots - self.pending.roots
+        for part in (self.session, self.proposer):
+            if by and isinstance(part, KeepsRoots):
+                part.shift_roots(by)
+        self.pending = pending
 
     def _parts(self) -> tuple[ChangesRows, ...]:
         """What holds state by row. ValueError if a part cannot let rows join."""

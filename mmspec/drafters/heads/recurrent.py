@@ -19,6 +19,7 @@ from torch.nn.functional import log_softmax
 from mmspec.core.beams.search import Forest
 from mmspec.core.beams.trie import Children, Trie
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.core.rows.changes import RowState
 from mmspec.drafters.guided import check_width, pick
 from mmspec.models.target import HFSession
 
@@ -137,8 +138,10 @@ class RecurrentHead(nn.Module):
         return RecurrentGuide(self, session)
 
 
-class RecurrentGuide:
+class RecurrentGuide(RowState):
     """The head at work in one generation: the hidden states its drafts begin from, and the newest layer of the draft under way."""
+
+    by_row = ("begin",)
 
     def __init__(self, net: RecurrentHead, session: HFSession):
         check_width(net.kind, net.hidden, session.target.model)

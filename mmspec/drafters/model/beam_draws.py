@@ -22,7 +22,7 @@ class Draws(ABC):
 
     k: int
     width: int
-    temperature: float
+    temperature: float | Tensor
 
     def __post_init__(self) -> None:
         check_temperature(self.temperature)

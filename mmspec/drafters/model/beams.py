@@ -5,7 +5,7 @@ Without this, children of beams that the target does not keep could displace chi
 the same model.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
+from mmspec.core.rows.changes import KeepsRoots, RowRecord, SessionRowState, refuse_fixed_rows
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.models.beam_target import BeamTarget
 
@@ -64,8 +65,10 @@ class BeamSpread(Protocol):
 
 
 @dataclass(frozen=True)
-class Anchored:
+class Anchored(RowRecord):
     """The `k` best children of the drafter's own beams, best first, then the best of the remaining ones: `width` in all."""
+
+    by_row = ("key",)
 
     k: int
     width: int
@@ -83,7 +86,7 @@ class Anchored:
 
 
 @dataclass(frozen=True)
-class BeamDrafter:
+class BeamDrafter(RowRecord):
     """Drafts `spread.width` beams a level with the distributions of `source` (AtSpeed, Lin et al. 2025).
 
     Args:
@@ -91,6 +94,8 @@ class BeamDrafter:
         trie: the catalogue's trie of paths.
         spread: how draft tokens are chosen, such as `Anchored`.
     """
+
+    by_row = ("trie", "spread")
 
     source: BeamSource
     trie: Trie
@@ -107,6 +112,29 @@ class BeamGrower:
     def __init__(self, drafter: BeamDrafter, prompt: Any, session: TargetSession):
         self.drafter, self.prompt, self.session = drafter, prompt, session
         self.guide: BeamGuide | None = None
+
+    @property
+    def joinable(self) -> bool:
+        """True once the guide can draft. ValueError for guides whose rows cannot change."""
+        if self.guide is None:
+            return False
+        refuse_fixed_rows(self.guide, "the drafter")
+        return self.guide.joinable  # type: ignore[attr-defined]
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.guide.take_rows(rows)  # type: ignore[union-attr]
+        self.drafter = self.drafter.take_rows(rows)
+
+    def join_rows(self, other: "BeamGrower") -> None:
+        """Append the rows of another one; see `core.rows.changes.ChangesRows`."""
+        self.guide.join_rows(other.guide)  # type: ignore[union-attr]
+        self.drafter = self.drafter.join_rows(other.drafter)
+
+    def shift_roots(self, by: int) -> None:
+        """Count columns before the roots; see `core.rows.changes.KeepsRoots`."""
+        if isinstance(self.guide, KeepsRoots):
+            self.guide.shift_roots(by)
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
         """Return the draft of this round; see `DraftSession.propose`."""
@@ -170,11 +198,15 @@ class BeamModel:
         return ModelGuide(own)
 
 
-class ModelGuide:
+class ModelGuide(SessionRowState):
     """Guide on the drafter model's own session. The last drafted level is not run; where it is kept, it is run with the next draft."""
 
     def __init__(self, session: Any):
         self.session = session
+
+    def shift_roots(self, by: int) -> None:
+        """Count columns before the roots; see `core.rows.changes.KeepsRoots`."""
+        self.session.shift_roots(by)
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
         """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""

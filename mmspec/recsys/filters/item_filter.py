@@ -92,13 +92,38 @@ class ItemFilter:
         if self.mask is not None and self.mask.dim() > 1:
             return catalogue.trie.only(catalogue.only(self._table()))
         trie = catalogue.trie if self.mask is None else catalogue.trie.only(catalogue.only(self.mask))
-        if not self.lists:
-            return trie
+        return self.listed_trie(catalogue, trie) if self.lists else trie
+
+    def listed_trie(self, catalogue: Any, trie: Trie) -> Trie:
+        """Restrict a trie by the lists, those of users without one being empty.
+
+        Args:
+            catalogue: the items.
+            trie: the catalogue's, restricted for all users alike, if at all.
+
+        Returns:
+            The trie.
+        """
         leaves = [sorted(self._listed(catalogue, row)) for row in range(len(self.deny))]
         table = torch.full((len(leaves), max(1, *map(len, leaves))), -1)
         for row, line in enumerate(leaves):
             table[row, : len(line)] = torch.tensor(line, dtype=torch.long)
         return trie.list_paths(table, torch.tensor([line is not None for line in self.allow]))
+
+    def as_lists(self) -> "ItemFilter":
+        """Return the same filter with its mask written into the lists, of allowed items or of denied ones, whichever are fewer."""
+        if self.mask is None:
+            return self
+        allow, deny = list(self.allow), list(self.deny)
+        for row, mask in enumerate(self.mask.expand(len(deny), -1)):
+            kept, listed = frozenset(mask.nonzero()[:, 0].tolist()), allow[row]
+            if listed is not None:
+                allow[row] = listed & kept
+            elif 2 * len(kept) <= len(mask):
+                allow[row] = kept
+            else:
+                deny[row] |= frozenset((~mask).nonzero()[:, 0].tolist())
+        return ItemFilter(None, tuple(allow), tuple(deny))
 
     def _listed(self, catalogue: Any, row: int) -> set[int]:
         """The paths to admit for users with a list of allowed items; for others those on which no item is left."""

@@ -9,6 +9,7 @@ import torch
 from mmspec.core.accept_rule import AcceptRule
 from mmspec.core.control import Control
 from mmspec.core.decode import Rounds
+from mmspec.core.records import Committed
 from mmspec.core.result import committed_row
 from mmspec.core.stats import Stats
 
@@ -36,6 +37,13 @@ class RequestOutput:
             What `RequestHandle.stream` yields of them.
         """
         return values
+
+    def end(self, committed: Committed) -> None:
+        """Take in the last round of the request; called in the engine's thread, after `add`.
+
+        Args:
+            committed: its outcome, of the request's row alone.
+        """
 
     def stream(self, pieces: Iterator[Any], decode: Callable[[list[int]], str] | None) -> Iterator[Any]:
         """Return what `RequestHandle.stream` iterates over.

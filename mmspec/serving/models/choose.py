@@ -7,6 +7,8 @@ from typing import Any
 from mmspec.run.request import Request
 from mmspec.serving.models.base import EngineModel, options_of
 from mmspec.serving.models.pictures import PictureModel, PictureSettings
+from mmspec.serving.models.recommendations import RecommendModel
+from mmspec.serving.models.searches import RecommendSettings
 from mmspec.serving.models.speech import SynthesisModel
 from mmspec.serving.models.text import TextModel
 from mmspec.speech.families import is_speech_model
@@ -40,6 +42,8 @@ def engine_model(target: Any, request: Request, max_length: int | None, settings
     given = {} if settings is None else settings
     if isinstance(target, ImageModel | ContinuousPictures) or type(target).__name__ in _ONLY_PICTURES:
         return PictureModel.of(target, request, max_length, options_of(PictureSettings, given, _SETTING))
+    if "catalogue" in given:
+        return RecommendModel.of(target, request, max_length, options_of(RecommendSettings, given, _SETTING))
     options_of(NoSettings, given, _SETTING)
     if is_speech_model(target):
         return SynthesisModel.of(target, request, max_length)
