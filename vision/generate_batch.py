@@ -58,7 +58,8 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     sized = () if is_file_model(args.model) else ("size",)  # of a file it is a matter of loading
     names = ("method", "window", "temperature", "top_k", "drift_budget", "head_steps", "sigma_out", "draft_steps", *sized)
     options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
-    work = Draw(loaded, options, args.seed, args.batch_size, args.batching == "continuous")
+    joining = drafts if args.batching is None else args.batching == "continuous"
+    work = Draw(loaded, options, args.seed, args.batch_size, joining)
     return Job(
         source=source,
         sink=NumberedFiles(".png", "images"),
@@ -113,7 +114,7 @@ def main() -> None:
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=8, help="pictures that are drawn at a time")
-    parser.add_argument("--batching", choices=BATCHING, default="continuous", help="pictures join as others end, or wait")
+    parser.add_argument("--batching", choices=BATCHING, help="pictures join as others end (default with drafts), or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="pictures a shard; what a killed run may lose")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")

@@ -41,7 +41,7 @@ def write_lines(path: Path, lines: list[dict[str, Any]] = LINES) -> Path:
 
 def picture_job(prompts: Path, out: Path, loaded: Loaded | None = None, **changes: Any) -> Job:
     """The job of the recipe's tiny model, of `loaded`, or of the option `model`."""
-    settings = {"model": "tiny", "method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "seed": 3, "batching": "continuous"}
+    settings = {"model": "tiny", "method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "seed": 3, "batching": None}
     settings |= {"batch_size": 2, "shard_size": 3, "device": "cpu", "dtype": "float32", "prompts": prompts, "out": out}
     settings = dict.fromkeys(UNSAID) | settings | changes
     return recipe().make_job(argparse.Namespace(**settings), loaded or (recipe().tiny() if settings["model"] == "tiny" else None))

@@ -38,6 +38,14 @@ def test_pictures_that_join_write_the_bytes_of_static_batches(tmp_path, method, 
         assert found["continuous"]["target_calls"] < found["static"]["target_calls"]
 
 
+@pytest.mark.parametrize(("method", "joins"), [("jacobi", True), ("assisted", True), ("scd", False), ("plain", False)])
+def test_pictures_of_token_exact_methods_that_draft_join_by_default(tmp_path, method, joins):
+    job = picture_job(write_lines(tmp_path / "in.jsonl"), tmp_path / "out", assisted(), method=method, window=None)
+    assert job.work.joins == joins
+    assert job.about["batching"] == ("continuous" if joins else "static")
+    assert job.options.get("window") == {"jacobi": 32, "assisted": 6, "scd": 32, "plain": None}[method]
+
+
 @pytest.mark.parametrize("method", ["scd", "gsd", "eagle", "zipar"])
 def test_methods_whose_pictures_cannot_join_run_in_static_batches(method):
     """Those that are not token-exact, for an engine accepts by a rule of its own, and those that write rows side by side."""
