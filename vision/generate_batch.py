@@ -27,6 +27,7 @@ import torch
 
 from mmspec.jobs import Job, Lines, NumberedFiles, Processes, Stopped, run
 from mmspec.jobs.pictures import Draw, picture_job_identity
+from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, check_decoder, is_continuous, is_file_model, load_image_model
 from mmspec.utils.provenance import provenance
@@ -37,7 +38,7 @@ from mmspec.vision.codes.registry import method_of
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.methods import CONTINUOUS_METHODS, ContinuousPictures, way_of
 from mmspec.vision.families.llamagen import LlamaGenPictures
-from mmspec.vision.plan import WINDOW, default_method
+from mmspec.vision.plan import default_method, usual_window
 from mmspec.vision.quality.contact_sheets import temperature
 
 
@@ -53,11 +54,12 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     vectors = isinstance(loaded.model, ContinuousPictures)
     method = named or (loaded.model.method if vectors else default_method())
     drafts = method not in ("plain", "chain") if vectors else method_of(method).windowed
-    own = {"method": method} | ({"window": TOKENS if vectors else WINDOW} if drafts else {})
+    own = {"method": method} | ({"window": TOKENS if vectors else usual_window(method_of(method))} if drafts else {})
     sized = () if is_file_model(args.model) else ("size",)  # of a file it is a matter of loading
     names = ("method", "window", "temperature", "top_k", "drift_budget", "head_steps", "sigma_out", "draft_steps", *sized)
     options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
-    work = Draw(loaded, options, args.seed)
+    joining = drafts if args.batching is None else args.batching == "continuous"
+    work = Draw(loaded, options, args.seed, args.batch_size, joining)
     return Job(
         source=source,
         sink=NumberedFiles(".png", "images"),
@@ -66,9 +68,9 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
         out=args.out,
         model=picture_job_identity(work, drafts=not vectors and method_of(options["method"]).shape is not None),
         options=options | {"seed": args.seed, "dtype": args.dtype} | ({"batch_size": args.batch_size} if vectors else {}),
-        batch_size=args.batch_size,
+        batch_size=args.shard_size,  # the worker takes a shard and draws `batch_size` of its pictures at a time
         shard_size=args.shard_size,
-        about=provenance(loaded.model.model.device),
+        about=provenance(loaded.model.model.device) | {"rows": args.batch_size, "batching": BATCHING[not work.joins]},
         measures=work.measures,
         unit="pictures",
     )
@@ -101,7 +103,7 @@ def main() -> None:
     parser.add_argument("--decoder", help="the file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT")
     parser.add_argument("--captions", help="the folder of the T5 encoder, for LlamaGen files of captions")
     parser.add_argument("--method", help=f"{', '.join((*METHODS, *PUBLISHED))}; of continuous tokens {', '.join(CONTINUOUS_METHODS)}")
-    parser.add_argument("--window", type=int, help=f"tokens in flight a forward, by default {WINDOW}; of continuous ones {TOKENS}")
+    parser.add_argument("--window", type=int, help="tokens in flight a forward, by default the method's own")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
@@ -111,7 +113,8 @@ def main() -> None:
     parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the distribution")
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--batch-size", type=int, default=8)
+    parser.add_argument("--batch-size", type=int, default=8, help="pictures that are drawn at a time")
+    parser.add_argument("--batching", choices=BATCHING, help="pictures join as others end (default with drafts), or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="pictures a shard; what a killed run may lose")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")

@@ -2,22 +2,32 @@
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.core.stats import Stats
+from mmspec.jobs.rows import continued
 from mmspec.loading.vision import Loaded
+from mmspec.run.request import Request
+from mmspec.serving.models.pictures import PictureModel, PictureOptions, PictureSettings
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
 from mmspec.vision.continuous.generation import WINDOW, check_draft_steps
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
+from mmspec.vision.plan import PicturePlan, usual_window
 from mmspec.vision.quality.contact_sheets import picture_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
+_OWN = ("temperature", "top_k", "top_p", "guidance")  # options of one picture in an engine
+_SHARED = ("method", "size", "couple", "init")  # of all its pictures
+_PLANNED = ("window", "couple", "init", "drift_budget")  # what is read beside the method when it is chosen how to draw
 
 
 @dataclass
@@ -32,8 +42,11 @@ class PictureTotals:
 
     def add(self, out: Pictures) -> None:
         """Add the counts of one generation."""
-        stats = out.stats
-        self.pictures += len(out.sequences)
+        self.add_stats(out.stats, len(out.sequences))
+
+    def add_stats(self, stats: Stats, pictures: int) -> None:
+        """Add the counts of a number of pictures."""
+        self.pictures += pictures
         for name in COUNTED:
             self.counts[name] += getattr(stats, name)
         self.seconds += stats.seconds["total"]
@@ -62,19 +75,27 @@ class Draw:
     """Worker that writes a picture file for each record's "prompt" (or "class"), with its "seed" or else seed + index.
 
     `options` go to `mmspec.vision.generate` (`head_steps` and `sigma_out` as its `sampling`). Pictures are decoded one by one, so that for
-    models of codes the bytes do not depend on the batch.
+    models of codes the bytes do not depend on the batch. `rows` is the most pictures that are drawn at a time, of batches that may be
+    larger; None for whole batches. `continuous` lets pictures join as others end, where model and method allow it; else, and where `rows`
+    is None, batches begin and end together.
     """
 
     loaded: Loaded
     options: dict[str, Any]  # method, window, guidance, temperature, top_k ...
     seed: int = 0
+    rows: int | None = None
+    continuous: bool = True
     totals: PictureTotals = field(default_factory=PictureTotals)
 
     def __post_init__(self):
+        if self.rows is not None and self.rows < 1:
+            raise ValueError(f"batch size is {self.rows}: give at least 1")
         generate_options(self.loaded, self.options)  # what it has no use for is told before anything is drawn
         if isinstance(model := self.loaded.model, ContinuousPictures):
             method = self.options.get("method", model.method)
             check_draft_steps(model.fit(method), method, self.options.get("draft_steps"))
+        else:
+            self._plan(model)
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record. ValueError for a missing prompt, an unknown class, or an invalid seed."""
@@ -93,14 +114,54 @@ class Draw:
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[bytes, dict[str, Any]]]:
         """Draw a batch of (index, record) and yield the bytes of each picture with its record."""
-        model = self.loaded.model
-        seeds = [record.get("seed", self.seed + index) for index, record in batch]
-        out = generate(model, [wanted(record) for _, record in batch], seed=seeds, **generate_options(self.loaded, self.options))
-        self.totals.add(out)
-        for row, (_, record) in enumerate(batch):
-            made = out.model
-            picture = made.decode_row(out.tokens, row) if isinstance(made, ImageModel) else made.decode(out.tokens[row : row + 1])[0]
-            yield picture_bytes(picture), record | {"seed": seeds[row]}
+        seeded = [record | {"seed": record.get("seed", self.seed + index)} for index, record in batch]
+        made = self._together(seeded) if self._model is None else self._joining(self._model, seeded)
+        for (out, row), record in zip(made, seeded, strict=True):
+            model, codes = out.model, out.tokens
+            picture = model.decode_row(codes, row) if isinstance(model, ImageModel) else model.decode(codes[row : row + 1])[0]
+            yield picture_bytes(picture), record
+
+    def _together(self, records: Sequence[dict[str, Any]]) -> Iterator[tuple[Pictures, int]]:
+        """Every picture as a row of a result, from batches that begin and end together."""
+        size = self.rows or max(1, len(records))
+        for part in (records[first : first + size] for first in range(0, len(records), size)):
+            prompts, seeds = [wanted(record) for record in part], [record["seed"] for record in part]
+            out = generate(self.loaded.model, prompts, seed=seeds, **generate_options(self.loaded, self.options))
+            self.totals.add(out)
+            yield from ((out, row) for row in range(len(part)))
+
+    def _joining(self, model: PictureModel, records: Sequence[dict[str, Any]]) -> Iterator[tuple[Pictures, int]]:
+        """Every picture as a row of a result, from one generation that pictures join and leave."""
+        stats, own = Stats(exactness=model.rule.exactness), self._given(_OWN)
+        works = (model.read(wanted(record), PictureOptions(record["seed"], **own)) for record in records)
+        for out in continued(model, works, self.rows or 1, stats.add):
+            yield out, 0
+        self.totals.add_stats(stats, len(records))
+
+    @cached_property
+    def _model(self) -> PictureModel | None:
+        """Target and drafter for continuous batching; None without it, and where rows cannot join a generation: see `mmspec.Engine`."""
+        model, others = self.loaded.model, set(self._given(self.options)) - {*_OWN, *_SHARED, *_PLANNED}
+        if self.rows is None or not self.continuous or isinstance(model, ContinuousPictures) or others:
+            return None
+        plan = self._plan(model)
+        if plan.method.rows is not None or plan.rule.exactness != TOKEN_EXACT:
+            return None
+        window = self._given(["window"]).get("window", usual_window(plan.method))
+        request = Request.of(draft_length=window - 1 if isinstance(window, int) else window)
+        return PictureModel.of(model, request, None, PictureSettings(**self._given(_SHARED)))
+
+    @property
+    def joins(self) -> bool:
+        """True if pictures join as others end. ValueError without the model that the method drafts with."""
+        return self._model is not None
+
+    def _plan(self, model: ImageModel) -> PicturePlan:
+        """How a model of codes draws, without drafts. ValueError for options that the method does not read."""
+        return PicturePlan.of(model, self.options.get("method"), None, **self._given(_PLANNED))
+
+    def _given(self, names: Iterable[str]) -> dict[str, Any]:
+        return {name: value for name in names if (value := self.options.get(name)) is not None}
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""

@@ -20,6 +20,7 @@ from tests.jobs.test_job import Table
 from tests.jobs.worker import at, blunder, built, die_once, full, job, refuse, users
 from tests.recsys.test_bulk import asked, home  # noqa: F401  a small recommender
 from tests.recsys.test_bulk import write_users as write_customers
+from tests.vision.small_jobs import picture_job, write_lines
 
 
 @pytest.fixture(scope="module")
@@ -144,6 +145,14 @@ def test_recommendations_are_those_of_the_local_engine(cluster, home, tmp_path):
     report = run(partial(make_recommendation_job, asked(home, source, tmp_path / "out")), engine="ray")
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
     assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
+
+
+def test_pictures_that_join_are_those_of_static_batches_of_the_local_engine(cluster, tmp_path):
+    source, options = write_lines(tmp_path / "in.jsonl"), {"method": "jacobi", "window": 4, "shard_size": 7}  # one shard: one worker
+    right = run(picture_job(source, tmp_path / "right", batching="static", **options))
+    report = run(partial(picture_job, source, tmp_path / "out", batching="continuous", **options), engine="ray")
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+    assert (report.outputs, report.measures["row_calls"]) == (right.outputs, right.measures["row_calls"])
 
 
 def test_a_cluster_that_does_not_start_stops_the_job_in_one_line(tmp_path, monkeypatch):

@@ -17,9 +17,8 @@ from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
 from mmspec.serving.http.worker import ModelWorker, SharedCall
-from tests.serving.web import WAIT, Gate, post, running, shared_text, text_models, until
+from tests.serving.web import STORY, WAIT, Gate, post, running, shared_text, text_models, until
 
-STORY = "Once upon a time"
 BODY = {"model": "mini-text", "prompt": STORY, "max_tokens": 4, "temperature": 0}
 
 

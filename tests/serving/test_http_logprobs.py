@@ -8,23 +8,8 @@ import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from mmspec.serving.engine import Engine
-from mmspec.serving.http.options import ServerLimits
 from tests.conftest import llama
-from tests.serving.web import running, shared_text, text_models
-
-STORY = "Once upon a time"
-LIMITS = ServerLimits(max_rows=4, max_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def site():
-    with running(text_models(LIMITS), LIMITS) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(site):
-    return site.client()
+from tests.serving.web import LIMITS, STORY, running, shared_text
 
 
 @torch.no_grad()

@@ -42,11 +42,6 @@ def site(recogniser):
         yield found
 
 
-@pytest.fixture(scope="module")
-def client(site):
-    return site.client()
-
-
 def test_all_models_are_listed(client):
     found = {each.id: each.kind for each in client.models.list()}
     assert found == {"mini-image": "image", "mini-speech": "speech", "whisper-random": "recognizer", "mini-recommender": "recommender"}

@@ -7,23 +7,9 @@ from hypothesis import strategies as st
 
 import mmspec
 from mmspec.serving.http.choices import StopCutter
-from mmspec.serving.http.options import ServerLimits
-from tests.serving.web import running, shared_text, text_models
+from tests.serving.web import LIMITS, STORY, running, shared_text
 
 PROMPT = "Question: Ann has 3 apples and buys 4 more. How many apples does she have?\nAnswer:"
-STORY = "Once upon a time"
-LIMITS = ServerLimits(max_rows=4, max_tokens=64)
-
-
-@pytest.fixture(scope="module")
-def site():
-    with running(text_models(LIMITS), LIMITS) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def client(site):
-    return site.client()
 
 
 def alone(site, prompt, special=True, **options):

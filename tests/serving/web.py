@@ -21,6 +21,8 @@ from mmspec.serving.http.options import ServerLimits, ServerOptions
 from mmspec.serving.http.server import address_of, bound_socket, make_server
 
 WAIT = 60
+STORY = "Once upon a time"
+LIMITS = ServerLimits(max_rows=4, max_tokens=64)
 MINI_TEXT = Config(drafter=DrafterSection(kind="model"))
 TEMPLATE = (
     "{% for message in messages %}"

@@ -1,6 +1,8 @@
 """Small random models of delayed books, fp32, seeded, lively enough that greedy rows change; their own generation; distributions along a
 path."""
 
+from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -71,6 +73,25 @@ def dia(mute: bool = False, **changes: Any) -> Dia:
     network = dia_network(**changes)
     codec = Mute() if mute else dac(len(network.config.delay_pattern), network.config.decoder_config.eos_token_id)
     return Dia(network, hf.DiaTokenizer(), codec)
+
+
+@cache
+def dia_target() -> Dia:
+    return dia()
+
+
+@cache
+def dia_drafter() -> Dia:
+    return dia(layers=1, hidden=16, seed=5)
+
+
+def dia_folder(home: Path, **extractor: Any) -> str:
+    """`dia_target` in the published layout: its processor names the codec's own folder."""
+    dia_target().model.save_pretrained(home / "model")
+    dia_target().codec.model.save_pretrained(home / "codec")
+    listens = hf.DiaFeatureExtractor(sampling_rate=RATE, **extractor)
+    hf.DiaProcessor(listens, hf.DiaTokenizer(), hf.DacModel.from_pretrained(home / "codec")).save_pretrained(home / "model")
+    return str(home / "model")
 
 
 def dia_inputs(texts: list[str], delays: tuple[int, ...], start: int, pad: int) -> dict[str, Tensor]:

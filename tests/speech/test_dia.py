@@ -23,19 +23,11 @@ from mmspec.speech.families.dia import Dia
 from mmspec.speech.sampling.delay import EndsInFirst, NotYet
 from tests.oracles.statistics import FAIL, PASS, chi_square
 from tests.speech.small_delay import STEPS, TEXTS, dac, dia, dia_own, distributions_along, first_frames, say, target_of
+from tests.speech.small_delay import dia_drafter as small
+from tests.speech.small_delay import dia_target as target
 
 METHODS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 20}, "filtered": {"guidance": 3.0, "top_k": 5}}
 EIGHT = [*TEXTS, "[S1] one", "[S2] eight nine", "[S1] oh", "[S2] two two", "[S1] zero"]
-
-
-@cache
-def target():
-    return dia()
-
-
-@cache
-def small():
-    return dia(layers=1, hidden=16, seed=5)
 
 
 @cache

@@ -11,21 +11,13 @@ from mmspec.speech import VoiceSample, stream
 from mmspec.speech.checkpoints.load import load_checkpoint
 from mmspec.speech.families.dia import Dia
 from mmspec.speech.sampling.recorded import StillToCome, delayed
-from tests.speech.small_delay import RATE, STEPS, dac, dia, dia_network, say
+from tests.speech.small_delay import RATE, STEPS, dac, dia, dia_folder, dia_network, say
+from tests.speech.small_delay import dia_drafter as small
+from tests.speech.small_delay import dia_target as target
 
 TEXT, WORDS, HOP = "[S1] three five seven", "[S1] red bird", 4
 FRAMES = (9, 2, 5)  # of the recordings; one is shorter than the longest delay
 METHODS = {"plain": {}, "guided": {"guidance": 3.0, "top_k": 5}}
-
-
-@cache
-def target():
-    return dia()
-
-
-@cache
-def small():
-    return dia(layers=1, hidden=16, seed=5)
 
 
 def reader():
@@ -144,13 +136,7 @@ def test_codes_to_come_that_are_lost_are_seen(change, monkeypatch):
 
 
 def test_a_folder_speaks_in_the_voice_of_a_recording(tmp_path):
-    target().model.save_pretrained(tmp_path / "model")
-    target().codec.model.save_pretrained(tmp_path / "codec")
-    codec = hf.DacModel.from_pretrained(tmp_path / "codec")
-    hf.DiaProcessor(hf.DiaFeatureExtractor(sampling_rate=RATE, hop_length=HOP), hf.DiaTokenizer(), codec).save_pretrained(
-        tmp_path / "model"
-    )
-    found = load_checkpoint(str(tmp_path / "model"))
+    found = load_checkpoint(dia_folder(tmp_path, hop_length=HOP))
     assert rows_of(say(found, [TEXT] * 2, voice=[voice(9), None], temperature=0)) == [expected("plain", frames) for frames in (9, None)]
 
 

@@ -1,9 +1,7 @@
 """Pictures in bulk: the same bytes whatever the batches, resumed where it was, lines that ask for nothing told with reasons."""
 
-import argparse
 import copy
 import errno
-import importlib.util
 import json
 from pathlib import Path
 
@@ -17,52 +15,16 @@ from mmspec.loading.vision import load_image_model
 from mmspec.vision.checkpoints.load import load_image_checkpoint
 from mmspec.vision.quality.contact_sheets import picture_bytes
 from tests.vision import small_checkpoints, small_latents
-
-ROOT = Path(__file__).parents[2]
-LINES = [
-    {"prompt": "cat", "id": 7},
-    {"class": 2},
-    {"prompt": "unicorn"},
-    {"prompt": "owl", "seed": 41},
-    {"prompt": " "},
-    {"prompt": "dog", "seed": "x"},
-    {"prompt": "dog"},
-]
-
-
-@pytest.fixture(scope="module")
-def recipe():
-    spec = importlib.util.spec_from_file_location("generate_pictures", ROOT / "vision" / "generate_batch.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+from tests.vision.small_jobs import picture_job, recipe, write_lines
 
 
 @pytest.fixture
-def job(recipe, tmp_path):
+def job(tmp_path):
     """Run the recipe's job over LINES into a folder."""
-    prompts = tmp_path / "in.jsonl"
-    prompts.write_text("\n".join(json.dumps(line) for line in LINES))
+    prompts = write_lines(tmp_path / "in.jsonl")
 
     def done(name: str, loaded=None, **changes):
-        settings = {"method": "scd", "window": 6, "guidance": 2.0, "temperature": 1.0, "top_k": None, "drift_budget": None, "size": None}
-        settings |= {
-            "head_steps": None,
-            "sigma_out": None,
-            "draft_steps": None,
-            "decoder": None,
-            "captions": None,
-            "device": "cpu",
-            "model": "tiny",
-            "seed": 3,
-            "batch_size": 2,
-            "shard_size": 3,
-            "dtype": "float32",
-            "prompts": prompts,
-            "out": tmp_path / name,
-        } | changes
-        own = loaded or (recipe.tiny() if settings["model"] == "tiny" else None)
-        return run(recipe.make_job(argparse.Namespace(**settings), own))
+        return run(picture_job(changes.pop("prompts", prompts), tmp_path / name, loaded, **changes))
 
     return done
 
@@ -85,14 +47,14 @@ def test_pictures_do_not_depend_on_batches(job, tmp_path, method):
     assert len({path.read_bytes() for path in (tmp_path / "1" / "images").iterdir()}) == 4
 
 
-def test_a_picture_is_that_of_the_public_call(job, recipe, tmp_path):
+def test_a_picture_is_that_of_the_public_call(job, tmp_path):
     report = job("out")
     found = {row["index"]: row for row in rows(tmp_path / "out")}
     assert (report.outputs, report.rejects, sorted(found)) == (4, 3, [0, 1, 3, 6])
     assert found[0] == {"index": 0, "prompt": "cat", "id": 7, "seed": 3, "file": "images/000000.png"}
     assert [found[index]["seed"] for index in (1, 3, 6)] == [4, 41, 9]
     for index, prompt in ((1, 2), (3, "owl")):
-        alone = mmspec.vision.generate(recipe.tiny().model, [prompt], method="scd", window=6, guidance=2.0, seed=found[index]["seed"])
+        alone = mmspec.vision.generate(recipe().tiny().model, [prompt], method="scd", window=6, guidance=2.0, seed=found[index]["seed"])
         assert (tmp_path / "out" / found[index]["file"]).read_bytes() == picture_bytes(alone.images[0])
 
 
@@ -262,17 +224,17 @@ def test_bad_requests_for_continuous_tokens_are_told_before_anything_is_drawn(jo
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_requests_are_told_before_a_model_is_loaded(recipe, job, tmp_path):
+def test_bad_requests_are_told_before_a_model_is_loaded(job, tmp_path):
     with pytest.raises(ValueError, match="unknown method 'magic'"):
         job("out", method="magic")
     with pytest.raises(ValueError, match="does not exist"):
         job("out", prompts=tmp_path / "nowhere.txt")
 
 
-def test_captions_are_texts(recipe):
+def test_captions_are_texts():
     from tests.vision import small_models
 
-    loaded = recipe.Loaded("captions", recipe.LlamaGenPictures(small_models.llamagen("caption")))
+    loaded = recipe().Loaded("captions", recipe().LlamaGenPictures(small_models.llamagen("caption")))
     work = Draw(loaded, {})
     assert work.check({"prompt": "a red apple"})
     for record in ({"prompt": 3}, {"prompt": ""}, {}, {"prompt": "a", "seed": True}):

@@ -19,6 +19,8 @@ from mmspec.serving.replicas.totals import PERIOD, ReplicaMetrics
 
 NAME = "mmspec"
 """Name of the application in Ray Serve."""
+SCALING_SECONDS = {"look_back_period_s": 30.0, "upscale_delay_s": 30.0, "downscale_delay_s": 600.0}
+"""Over how long Ray Serve averages the requests under way, and for how long it waits before it adds and ends replicas."""
 _HEALTH_SECONDS = 2.0  # between two checks of a replica
 
 
@@ -45,7 +47,8 @@ class ReplicaCount:
 
     Args:
         least: replicas at the start, and the fewest later.
-        most: the most; None for `least` always. In between Ray Serve adds one where more than `max_rows` requests a replica are under way.
+        most: the most; None for `least` always. In between there is one for every `max_rows` requests under way, after the delays of
+            `SCALING_SECONDS`.
 
     Raises:
         ValueError: for numbers below 1, and `most` below `least`.
@@ -148,7 +151,7 @@ def application(plan: ReplicaPlan, count: ReplicaCount, totals: Any, gpus: bool,
     scale: dict[str, Any] = {"num_replicas": count.least}
     if count.most is not None:
         bounds = {"min_replicas": count.least, "initial_replicas": count.least, "max_replicas": count.most}
-        scale = {"autoscaling_config": bounds | {"target_ongoing_requests": limits.max_rows}}
+        scale = {"autoscaling_config": bounds | SCALING_SECONDS | {"target_ongoing_requests": limits.max_rows}}
     made = serve.deployment(
         serve.ingress()(Replica),
         name=NAME,
