@@ -6,19 +6,22 @@ are the last roots. A row's other roots stand directly before these, and PAD bef
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mmspec.core.records import PAD, Draft
 from mmspec.core.rows.changes import rows_of
+from mmspec.core.rows.columns import PAD
+
+if TYPE_CHECKING:
+    from mmspec.core.records import Draft
 
 _BY_ROW = ("nodes", "parents", "start", "score")  # what pending tokens hold by row under token-exact rules
 
 
-def pending_rows(pending: Draft, rows: Sequence[int]) -> Draft:
+def pending_rows(pending: "Draft", rows: Sequence[int]) -> "Draft":
     """Select rows of the pending tokens.
 
     Args:
@@ -32,7 +35,7 @@ def pending_rows(pending: Draft, rows: Sequence[int]) -> Draft:
     return replace(pending, aux=None if pending.aux is None else pending.aux.take_rows(rows), **found)
 
 
-def joined_pending(one: Draft, other: Draft) -> Draft:
+def joined_pending(one: "Draft", other: "Draft") -> "Draft":
     """Concatenate the pending tokens of two generations.
 
     Args:
@@ -47,7 +50,7 @@ def joined_pending(one: Draft, other: Draft) -> Draft:
     return replace(one, trunk=trunk, aux=None if one.aux is None else one.aux.join_rows(other.aux), **found)
 
 
-def packed_roots(pending: Draft) -> Draft:
+def packed_roots(pending: "Draft") -> "Draft":
     """Move the roots of every row behind its PAD columns, and drop the columns that no row uses. One host synchronisation.
 
     The pending beams stay the last columns, in their order, and a row's roots keep theirs.
@@ -78,7 +81,7 @@ def packed_roots(pending: Draft) -> Draft:
     )
 
 
-def widened_roots(pending: Draft, roots: int) -> Draft:
+def widened_roots(pending: "Draft", roots: int) -> "Draft":
     """Put columns of PAD before the roots.
 
     Args:
@@ -101,6 +104,6 @@ def widened_roots(pending: Draft, roots: int) -> Draft:
     )
 
 
-def _by_row(pending: Draft) -> dict[str, Tensor]:
+def _by_row(pending: "Draft") -> dict[str, Tensor]:
     found = {name: getattr(pending, name) for name in _BY_ROW}
     return {name: part for name, part in found.items() if part is not None}

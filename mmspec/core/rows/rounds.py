@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.records import Draft
 from mmspec.core.rows.changes import ChangesRows, KeepsRoots, changes_rows, refuse_fixed_rows
 from mmspec.core.rows.pending import joined_pending, packed_roots, pending_rows, widened_roots
 
 if TYPE_CHECKING:
+    from mmspec.core.accept_rule import AcceptRule
     from mmspec.core.noise import Noise
     from mmspec.core.protocols import DraftSession, StoppingCriteria, TargetSession
+    from mmspec.core.records import Draft
 
 
 class RoundRows:
@@ -19,8 +19,8 @@ class RoundRows:
     session: "TargetSession"
     proposer: "DraftSession"
     stopping: "StoppingCriteria"
-    accept: AcceptRule
-    pending: Draft
+    accept: "AcceptRule"
+    pending: "Draft"
     noise: "Noise"
     fixed: bool
 
@@ -72,7 +72,7 @@ class RoundRows:
         if self.pending.roots > 1:
             self._move_roots(packed_roots(self.pending))
 
-    def _move_roots(self, pending: Draft) -> None:
+    def _move_roots(self, pending: "Draft") -> None:
         """Take `pending`, whose roots stand in other columns, and tell the parts that count these."""
         by = pending.roots - self.pending.roots
         for part in (self.session, self.proposer):
