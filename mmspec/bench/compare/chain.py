@@ -147,7 +147,8 @@ def chain_rows(
         The rows.
     """
     ((mini, drafters), (again, _)), found = (_loaded(name) for _ in range(2)), []
-    network, anew = mini.model, again.model
+    network: Any = mini.model
+    anew: Any = again.model
     if large:
         network.head, anew.head = (HeavyHead(each.head, each.config, *large).eval() for each in (network, anew))
     anew.head = Unprepared(anew.head)
