@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -31,9 +32,10 @@ class BeamStopping(RowState):
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         super().take_rows(rows)
-        self.remaining, self.outputs = ([values[row] for row in rows] for values in (self.remaining, self.outputs))
+        self.remaining = [self.remaining[row] for row in rows]
+        self.outputs = [self.outputs[row] for row in rows]
 
-    def join_rows(self, other: "BeamStopping") -> None:
+    def join_rows(self, other: Self) -> None:
         """Append the rows of another one of as many beams; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         self.remaining, self.outputs = self.remaining + other.remaining, self.outputs + other.outputs

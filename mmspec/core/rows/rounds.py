@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mmspec.core.accept_rule import AcceptRule
-from mmspec.core.records import Draft
 from mmspec.core.rows.changes import ChangesRows, KeepsRoots, changes_rows, refuse_fixed_rows
-from mmspec.core.rows.pending import joined_pending, packed_roots, pending_rows, widened_roots
+from mmspec.core.rows.pending import joined_pending, pending_rows
 
 if TYPE_CHECKING:
+    from mmspec.core.accept_rule import AcceptRule
     from mmspec.core.noise import Noise
     from mmspec.core.protocols import DraftSession, StoppingCriteria, TargetSession
+    from mmspec.core.records import Draft
 
 
 class RoundRows:
@@ -19,8 +19,8 @@ class RoundRows:
     session: "TargetSession"
     proposer: "DraftSession"
     stopping: "StoppingCriteria"
-    accept: AcceptRule
-    pending: Draft
+    accept: "AcceptRule"
+    pending: "Draft"
     noise: "Noise"
     fixed: bool
 
@@ -51,7 +51,8 @@ class RoundRows:
         other._pack_roots()
         most = max(self.pending.roots, other.pending.roots)
         for each in (self, other):
-            each._move_roots(widened_roots(each.pending, most))
+            if each.pending.roots < most:
+                each._move_roots(each.pending.aux.widened(each.pending, most))
         for part, more in zip(self._parts(), other._parts(), strict=True):
             part.join_rows(more)
         self.pending, self.noise, self.fixed = joined_pending(self.pending, other.pending), self.noise.join_rows(other.noise), False
@@ -70,9 +71,9 @@ class RoundRows:
     def _pack_roots(self) -> None:
         """Drop columns of the pending draft that no row uses, where it is a tree of many roots."""
         if self.pending.roots > 1:
-            self._move_roots(packed_roots(self.pending))
+            self._move_roots(self.pending.aux.packed(self.pending))
 
-    def _move_roots(self, pending: Draft) -> None:
+    def _move_roots(self, pending: "Draft") -> None:
         """Take `pending`, whose roots stand in other columns, and tell the parts that count these."""
         by = pending.roots - self.pending.roots
         for part in (self.session, self.proposer):

@@ -138,9 +138,9 @@ class RecommendModel:
             raise ValueError(
                 f"the prompt has {columns} tokens, and an item {catalogue.levels}: the engine's max_length is {self.max_length}"
             )
-        given = [None if line is None else [line] for line in (options.allow, options.deny)]
+        allow, deny = (None if line is None else [line] for line in (options.allow, options.deny))
         seen = None if not options.unseen else inputs if isinstance(inputs, Mapping) else [inputs]
-        filters = ItemFilter.of(catalogue, 1, options.allowed, *given, seen).as_lists()
+        filters = ItemFilter.of(catalogue, 1, options.allowed, allow, deny, seen).as_lists()
         listed = filters.listed_trie(catalogue, catalogue.trie).listed
         assert listed is not None
         return RecommendWork(prompt, filters, listed.to(self.model.device), options, catalogue)
