@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mmspec.core.rows.changes import ChangesRows, KeepsRoots, changes_rows, refuse_fixed_rows
+from mmspec.core.rows.changes import ChangesRows, KeepsRoots, ManyRoots, changes_rows, refuse_fixed_rows
 from mmspec.core.rows.pending import joined_pending, pending_rows
 
 if TYPE_CHECKING:
@@ -71,7 +71,8 @@ class RoundRows:
     def _pack_roots(self) -> None:
         """Drop columns of the pending draft that no row uses, where it is a tree of many roots."""
         if self.pending.roots > 1:
-            self._move_roots(self.pending.aux.packed(self.pending))
+            aux: ManyRoots = self.pending.aux
+            self._move_roots(aux.packed(self.pending))
 
     def _move_roots(self, pending: "Draft") -> None:
         """Take `pending`, whose roots stand in other columns, and tell the parts that count these."""
