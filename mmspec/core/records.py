@@ -10,8 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from mmspec.core.rows.columns import CONTEXT, PAD
 from mmspec.utils.renamed import old_names
+
+CONTEXT = -1
+"""Parent of a node that directly follows the cached context."""
+PAD = -2
+"""Parent of a column that is not a node in this row."""
 
 
 @dataclass(frozen=True, slots=True)

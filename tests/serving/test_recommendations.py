@@ -9,9 +9,9 @@ import torch
 
 import mmspec
 from mmspec import Engine
+from mmspec.core.beams import search
 from mmspec.core.beams.listed import ListedNodes
 from mmspec.core.beams.search import BeamRule, Forest
-from mmspec.core.rows import rounds
 from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.models.beam_target import BeamSession
 from mmspec.recsys import GroupRules, Retriever
@@ -207,16 +207,14 @@ def test_columns_do_not_grow_with_the_number_of_users(model):
 def at_the_first_column(pending, count):
     """Roots keep their columns, and PAD stands behind them."""
     by = count - pending.roots
-    wide = rounds_widened(pending, count)
-    if by == 0:
-        return wide
+    wide = widen(pending, count)
     back = {name: getattr(wide, name).roll(-by, 1) for name in ("nodes", "parents", "score")}
     parents = torch.where(back["parents"] >= 0, back["parents"] - by, back["parents"])
     aux = replace(wide.aux, state=wide.aux.state.roll(-by, 1))
     return replace(wide, nodes=back["nodes"], parents=parents, score=back["score"], aux=aux)
 
 
-rounds_widened = rounds.widened_roots
+widen = search.widened_roots
 join_rule, join_lists, join_forest, join_session = BeamRule.join_rows, ListedNodes.join_rows, Forest.join_rows, BeamSession.join_rows
 
 
@@ -241,7 +239,7 @@ def other_temperatures(self, other):
 
 
 MUTANTS = {
-    "roots are aligned at the first column": (rounds, "widened_roots", at_the_first_column, "strict"),
+    "roots are aligned at the first column": (search, "widened_roots", at_the_first_column, "strict"),
     "another row's lists": (ListedNodes, "join_rows", other_lists, "strict"),
     "the level is that of the row that is furthest": (Forest, "join_rows", deepest_level, "strict"),
     "another row's temperature": (BeamRule, "join_rows", other_temperatures, "coupled"),

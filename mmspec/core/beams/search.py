@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
+from mmspec.core.beams.roots import packed_roots, widened_roots
 from mmspec.core.beams.tokens_and_rest import TokensAndRest
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.distributions.categorical import Categorical
@@ -48,11 +49,19 @@ class Forest(RowRecord):
         """Return the rows of both, which may have committed different numbers of levels."""
         return replace(self, state=torch.cat([self.state, other.state]), level=min(self.level, other.level))
 
+    def packed(self, pending: Draft) -> Draft:
+        """Drop columns that no row uses; see `core.rows.changes.ManyRoots`."""
+        return packed_roots(pending)
+
+    def widened(self, pending: Draft, roots: int) -> Draft:
+        """Put columns of PAD before the roots; see `core.rows.changes.ManyRoots`."""
+        return widened_roots(pending, roots)
+
     def moved(self, order: Tensor, level: int) -> "Forest":
         """Return the columns `order` [B, M], of rows that have committed `level` levels at least."""
         return replace(self, state=self.state.gather(1, order), level=level)
 
-    def widened(self, by: int) -> "Forest":
+    def behind(self, by: int) -> "Forest":
         """Return these columns behind `by` of PAD."""
         return replace(self, state=torch.nn.functional.pad(self.state, (by, 0), value=NOWHERE))
 

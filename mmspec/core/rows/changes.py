@@ -41,10 +41,37 @@ class KeepsRoots(Protocol):
     """What counts columns of the pending draft from round to round, where that is a tree of many roots."""
 
     def shift_roots(self, by: int) -> None:
-        """Count columns before the roots; see `core.rows.pending.packed_roots`.
+        """Count columns before the roots; see `ManyRoots`.
 
         Args:
             by: columns that were added there; below 0, that were dropped there.
+        """
+        ...
+
+
+class ManyRoots(Protocol):
+    """What a pending draft of many roots carries in `aux`: moves their columns."""
+
+    def packed(self, pending: Any) -> Any:
+        """Drop columns that no row uses.
+
+        Args:
+            pending: the draft.
+
+        Returns:
+            A draft of as many roots or fewer.
+        """
+        ...
+
+    def widened(self, pending: Any, roots: int) -> Any:
+        """Put columns of PAD before the roots.
+
+        Args:
+            pending: the draft.
+            roots: how many columns there are then, more than now.
+
+        Returns:
+            A draft of `roots` roots.
         """
         ...
 

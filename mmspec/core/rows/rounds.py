@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Self
 
-from mmspec.core.rows.changes import ChangesRows, KeepsRoots, changes_rows, refuse_fixed_rows
-from mmspec.core.rows.pending import joined_pending, packed_roots, pending_rows, widened_roots
+from mmspec.core.rows.changes import ChangesRows, KeepsRoots, ManyRoots, changes_rows, refuse_fixed_rows
+from mmspec.core.rows.pending import joined_pending, pending_rows
 
 if TYPE_CHECKING:
     from mmspec.core.accept_rule import AcceptRule
@@ -51,7 +51,8 @@ class RoundRows:
         other._pack_roots()
         most = max(self.pending.roots, other.pending.roots)
         for each in (self, other):
-            each._move_roots(widened_roots(each.pending, most))
+            if each.pending.roots < most:
+                each._move_roots(each.pending.aux.widened(each.pending, most))
         for part, more in zip(self._parts(), other._parts(), strict=True):
             part.join_rows(more)
         self.pending, self.noise, self.fixed = joined_pending(self.pending, other.pending), self.noise.join_rows(other.noise), False
@@ -70,7 +71,8 @@ class RoundRows:
     def _pack_roots(self) -> None:
         """Drop columns of the pending draft that no row uses, where it is a tree of many roots."""
         if self.pending.roots > 1:
-            self._move_roots(packed_roots(self.pending))
+            aux: ManyRoots = self.pending.aux
+            self._move_roots(aux.packed(self.pending))
 
     def _move_roots(self, pending: "Draft") -> None:
         """Take `pending`, whose roots stand in other columns, and tell the parts that count these."""
