@@ -25,7 +25,7 @@ from mmspec.serving.replicas.deployment import ReplicaCount
 from mmspec.serving.replicas.totals import ReplicaTotals, as_text, summed
 from tests.commands import ROOT
 
-WAIT = 180
+WAIT = 600  # seconds; where replicas share a core with many processes, one takes minutes to start
 BODY = {"model": "mini-text", "prompt": "Once upon a time", "max_tokens": 48, "temperature": 1.0}
 HEADERS, JSON = {"Authorization": "Bearer key"}, {"Content-Type": "application/json"}
 LEAST, MOST, ROWS, SEEDS = 2, 3, 16, 12  # replicas, requests that each runs at a time, seeds of the requests
