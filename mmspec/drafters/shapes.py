@@ -17,8 +17,8 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.distributions.protocol import Distribution
 from mmspec.core.noise import Keys, Noise
 from mmspec.core.processors.pipeline import Pipeline
-from mmspec.core.records import PAD, Budget, Draft, Scored
-from mmspec.drafters.fallback import AdaptiveFallback, FallbackSession
+from mmspec.core.records import PAD, Budget, Draft, Scored, Verdict
+from mmspec.drafters.fallback import AdaptiveFallback, FallbackSession, refuse_unbegun
 from mmspec.drafters.stops import Stop
 from mmspec.utils.renamed import old_names
 
@@ -123,16 +123,15 @@ class Chain:
         """Return this shape for one generation, where its stop follows the verdicts."""
         return replace(self, stop=self.stop.begin()) if isinstance(self.stop, AdaptiveFallback) else self
 
-    def learn(self, draft: Draft, accepted: Tensor) -> None:
-        """Let a stop that follows the verdicts adapt to a round of `draft`, of which `accepted` [B] draft tokens were accepted."""
+    def learn(self, draft: Draft, verdict: Verdict) -> None:
+        """Let a stop that follows the verdicts adapt to a round."""
         if isinstance(self.stop, FallbackSession):
-            self.stop.learn(draft.valid[:, draft.roots :].sum(1), accepted)
+            drafted = draft.valid[:, draft.roots :].sum(1)
+            self.stop.learn(drafted, verdict.accepted, drafted - 1)
 
     def grow(self, score: Score, draft: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """Return the finished draft and the column that each draft token was scored in; see `Shape.grow`."""
-        allowed, stop = budget.draft_tokens, self.stop
-        if isinstance(stop, AdaptiveFallback):
-            raise ValueError("AdaptiveFallback follows the verdicts on a model's drafts: this drafter is none, so give it another stop")
+        allowed, stop = budget.draft_tokens, refuse_unbegun(self.stop)
         reach = torch.ones_like(draft.start, dtype=torch.float32)
         steps = torch.arange(budget.length, device=draft.start.device)
         keys = noise.draft_token(draft.start[:, None] + steps, draft.start)

@@ -26,18 +26,23 @@ COMBS: dict[str, type[shapes.Comb]] = {"comb": shapes.Comb, "cape": shapes.Confi
 
 def stopping_below(drafter: Drafter, stop_below: float | str | None) -> Drafter:
     """Return `drafter` with chains that end where its largest probability falls below `stop_below`, or the chance that it gives them to be
-    accepted, if it estimates that; "adaptive": below a threshold that follows the verdicts. ValueError if it drafts no chains.
+    accepted, if it estimates that; "adaptive": where the probability of the path falls below a threshold that follows the verdicts, in
+    chains and best-first trees. ValueError if it drafts neither.
     """
     if stop_below is None:
         return drafter
-    if not (isinstance(drafter, (ModelDrafter, GuidedDrafter)) and isinstance(drafter.shape, shapes.Chain)):
-        raise ValueError("stop_below ends a model's chains of draft tokens: draft with a model and leave tree out, or leave stop_below out")
-    if isinstance(stop_below, str):  # "adaptive"; other texts are refused before
+    kinds = shapes.Chain | BestFirst if isinstance(stop_below, str) else shapes.Chain  # "adaptive"; other texts are refused before
+    if not isinstance(drafter, (ModelDrafter, GuidedDrafter)) or not isinstance(shape := drafter.shape, kinds):
+        raise ValueError(
+            "stop_below ends a model's chains of draft tokens, and 'adaptive' also its best-first trees: draft with a model and leave tree "
+            "out, or leave stop_below out"
+        )
+    if isinstance(stop_below, str):
         if not isinstance(drafter, ModelDrafter):
             raise ValueError("stop_below is 'adaptive', which needs a drafter that is a model of its own: give a probability, 0 to 1")
-        return replace(drafter, shape=replace(drafter.shape, stop=AdaptiveFallback()))
+        return replace(drafter, shape=replace(shape, stop=AdaptiveFallback()))
     estimates = isinstance(drafter, GuidedDrafter) and getattr(drafter.source, "confidence_head", None) is not None
-    return replace(drafter, shape=replace(drafter.shape, stop=(Survival if estimates else Confidence)(stop_below)))
+    return replace(drafter, shape=replace(shape, stop=(Survival if estimates else Confidence)(stop_below)))
 
 
 def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
@@ -52,12 +57,20 @@ def shape_of(tree: Tree, rule: Accept) -> shapes.Shape:
     if isinstance(tree, str) and tree in COMBS:
         return COMBS[tree](pick=pick_for(rule))
     if isinstance(tree, str) and tree in SEARCHES:
-        if rule.uses_q:
-            raise ValueError(
-                f"tree {tree!r} takes the most likely nodes, but {type(rule).__name__} needs drawn ones: use 'comb' or numbers"
-            )
-        return SEARCHES[tree]
+        return _search(tree, rule)
     return tree if hasattr(tree, "grow") else StaticTree(_template(tree), pick_for(rule))  # type: ignore[return-value]
+
+
+def _search(tree: str, rule: Accept) -> shapes.Shape:
+    """The searched tree of a name; with drawn siblings for rules that read q, where it can draw them."""
+    search, name = SEARCHES[tree], type(getattr(rule, "siblings", rule)).__name__
+    if not rule.uses_q:
+        return search
+    if not isinstance(search, BestFirst):
+        raise ValueError(f"tree {tree!r} takes the most likely nodes, but {name} needs drawn ones: use 'best-first', 'comb' or numbers")
+    if pick_for(rule) is not shapes.draw_without_replacement:
+        raise ValueError(f"tree {tree!r} draws siblings without replacement, but {name} needs others: use 'comb' or numbers")
+    return replace(search, drawn=True)
 
 
 def _template(tree: Any) -> Template:

@@ -83,7 +83,8 @@ def generate(
             drafter is sure; a static tree as children per level such as (4, 2, 1), a Template, or the path of a template's JSON; a
             search of the likeliest paths: "expand" (EAGLE-2), "opt" (OPT-Tree), "dynamic" (dynamic depth), "beams" (ReDrafter),
             "best-first" (SpecExec, DySpec; `draft_length` is its number of nodes); or a shape object. When sampling, the siblings of
-            combs and static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones.
+            combs and static trees are drawn without replacement (Gumbel top-k) unless the rule needs other ones, and so are those of
+            "best-first" for rules that read the distributions they are drawn from ("without-replacement").
         seed: an int (row r gets seed + r) or one per row. Under exact rules a row's output depends on its own seed only.
         temperature: 0 for greedy decoding; a number, or one per row.
         top_k, top_p, repetition_penalty: applied to the target's and the drafter's distribution alike; 0, 1 and 1 mean none.
@@ -93,7 +94,8 @@ def generate(
             that drafts in one batched forward with weights learned during decoding (`mmspec.text.ensemble` offers other weights).
             "cropped", for a Whisper drafter with an encoder of its own: the recording without the silence that pads its window.
         stop_below: a chain of a model's draft tokens ends where its largest probability falls below this; "adaptive": where the product of
-            their probabilities falls below a threshold that follows the verdicts (LLMCad, Xu et al. 2023).
+            their probabilities falls below a threshold that follows the verdicts (LLMCad, Xu et al. 2023), and paths of a "best-first" tree
+            alike.
         processors: further distribution processors.
         stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.
         streamer: a transformers streamer; batch 1 only.

@@ -241,10 +241,12 @@ def test_numbers_are_checked():
         BestFirst(width=0)
     with pytest.raises(ValueError, match=r"threshold is -0.1: a path probability"):
         BestFirst(threshold=-0.1)
+    with pytest.raises(ValueError, match=r"agreement is 1: a probability lies between 0 and below 1"):
+        BestFirst(agreement=1)
 
 
 def test_a_search_that_forgets_waiting_nodes_is_found(monkeypatch):
     real = best_first._Candidates.waiting
-    monkeypatch.setattr(best_first._Candidates, "waiting", lambda self, floor: real(self, max(floor, log(0.5))))
+    monkeypatch.setattr(best_first._Candidates, "waiting", lambda self, floor, nodes: real(self, floor.clamp_min(log(0.5)), nodes))
     draft, _, _ = grown(SHAPES["three a call"])
     assert any(nodes(draft, row) != by_heap(row, SHAPES["three a call"]) for row in range(ROWS))

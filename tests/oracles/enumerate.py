@@ -211,12 +211,15 @@ class Outcomes:
         return torch.zeros(size, dtype=torch.float64).index_add_(0, codes, self.weights)
 
 
-def explore(run: Callable[[Tape], Tensor], *, salt: int = 0, once: bool = True, leaves: int = 1 << 20) -> Outcomes:
-    """Run `run` on every tape; it returns one outcome a row. The weights of all leaves are checked to sum to 1."""
+def explore(run: Callable[[Tape], Tensor], *, salt: int = 0, once: bool = True, leaves: int = 1 << 20, together: int = 1 << 14) -> Outcomes:
+    """Run `run` on every tape, `together` at a time; it returns one outcome a row. The weights of all leaves are checked to sum to 1.
+
+    Tapes that run together must draw at the same steps. Where the number of draws depends on what was drawn, run them one at a time.
+    """
     found, weights = [], []
     stack = [(torch.zeros(1, 0, dtype=torch.int8), torch.zeros(1, dtype=torch.long))]
     while stack:
-        tape = Tape(*_take(stack), salt, once)
+        tape = Tape(*_take(stack, together), salt, once)
         found.append(run(tape))
         weights.append(tape.weight)
         stack += tape.rest()
@@ -229,7 +232,7 @@ def explore(run: Callable[[Tape], Tensor], *, salt: int = 0, once: bool = True, 
     return outcomes
 
 
-def _take(stack: list[tuple[Tensor, Tensor]], most: int = 1 << 14) -> tuple[Tensor, Tensor]:
+def _take(stack: list[tuple[Tensor, Tensor]], most: int) -> tuple[Tensor, Tensor]:
     """Up to `most` tapes off the stack, padded to one width."""
     parts, size = [], 0
     while stack and size < most:

@@ -127,14 +127,16 @@ def encode(values: Tensor, size: int) -> Tensor:
     return code
 
 
-def loop_distribution(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
+def loop_distribution(
+    target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True, together: int = 1 << 14
+) -> Tensor:
     """[V^most] exact joint distribution of the outputs of whole runs of `decode`."""
 
     def run(tape: Tape) -> Tensor:
         noise = TapeNoise(tape, most)
         return torch.tensor(run_loop(target, drafter, rule, noise, tape.rows, most, length).outputs)
 
-    outcomes = explore(run, salt=salt, once=once)
+    outcomes = explore(run, salt=salt, once=once, together=together)
     size = target.table.size
     return outcomes.distribution(encode(outcomes.values, size), size**most)
 
@@ -147,7 +149,9 @@ def one_round(target, drafter: Drafter, rule, noise, rows: int, most: int, lengt
     return draft, rule(draft, session.score(draft), noise)
 
 
-def round_outcomes(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Outcomes:
+def round_outcomes(
+    target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True, together: int = 1 << 14
+) -> Outcomes:
     """Every outcome of the first round: values [leaves, most] (-1 where none was committed), with judged counts and meters."""
 
     def run(tape: Tape) -> Tensor:
@@ -159,18 +163,20 @@ def round_outcomes(target, drafter: Drafter, rule, *, most: int, length: int, sa
         meters += [torch.zeros(tape.rows) if m is None else m for m in (verdict.drift, verdict.expected)]
         return torch.cat([values.double(), torch.stack([m.double() for m in meters], 1)], 1)
 
-    outcomes = explore(run, salt=salt, once=once)
+    outcomes = explore(run, salt=salt, once=once, together=together)
     names = ("accepted", "judged", "drift", "expected")
     extra = {name: outcomes.values[:, most + i] for i, name in enumerate(names)}
     return Outcomes(outcomes.values[:, :most].long(), outcomes.weights, extra)
 
 
-def round_distribution(target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True) -> Tensor:
+def round_distribution(
+    target, drafter: Drafter, rule, *, most: int, length: int, salt: int = 0, once: bool = True, together: int = 1 << 14
+) -> Tensor:
     """[V^most] distribution of one round's committed values, completed to `most` by the target's own conditionals.
 
     A rule is exact if and only if this is the target's joint distribution, for it must be so after every round.
     """
-    outcomes, table = round_outcomes(target, drafter, rule, most=most, length=length, salt=salt, once=once), target.table
+    outcomes, table = round_outcomes(target, drafter, rule, most=most, length=length, salt=salt, once=once, together=together), target.table
     count = (outcomes.values >= 0).sum(1)
     mass = torch.zeros(1, dtype=torch.float64)
     for level in range(1, most + 1):
@@ -193,11 +199,14 @@ def pair(size: int, length: int, seed: int, *, zeros: float = 0.15, knows: float
     return TableTarget(target), TableTarget(other.blend(target, knows) if seed % 2 else other)
 
 
-def exact_error(target, drafter, rule, *, most: int, length: int, whole: bool = True, salt: int = 0, once: bool = True) -> float:
+def exact_error(
+    target, drafter, rule, *, most: int, length: int, whole: bool = True, salt: int = 0, once: bool = True, together: int = 1 << 14
+) -> float:
     """The largest error in any probability of the first `most` values, after one round and (if `whole`) in whole runs of `decode`."""
     goal = target.table.joint(most)
-    error = (round_distribution(target, drafter, rule, most=most, length=length, salt=salt, once=once) - goal).abs().max().item()
+    settings = {"most": most, "length": length, "salt": salt, "once": once, "together": together}
+    error = (round_distribution(target, drafter, rule, **settings) - goal).abs().max().item()
     if whole:
-        distribution = loop_distribution(target, drafter, rule, most=most, length=length, salt=salt, once=once)
+        distribution = loop_distribution(target, drafter, rule, **settings)
         error = max(error, (distribution - goal).abs().max().item())
     return error

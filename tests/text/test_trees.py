@@ -94,7 +94,7 @@ def _target(model):
         ),
         ("nowhere.json", "exact", "template nowhere.json does not exist: write one with mmspec recipe text/plan_tree"),
         ((0, 2), "exact", r"branching of the tree is \(0, 2\): give at least one level"),
-        ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but Walk needs drawn ones"),
+        ("opt", "without-replacement", "tree 'opt' takes the most likely nodes, but WithoutReplacement needs drawn ones"),
         (FORM, "block", "Block judges chains only"),
     ],
 )

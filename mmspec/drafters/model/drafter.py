@@ -14,6 +14,7 @@ from mmspec.core.records import CONTEXT, PAD, Budget, Committed, Draft, Scored, 
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows, rows_of
 from mmspec.drafters.fallback import FallbackSession
 from mmspec.drafters.shapes import Chain, Shape, for_source
+from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
 from mmspec.models.model_checks import model_name, refuse_unhealthy
@@ -81,7 +82,7 @@ class ModelSession:
 
     def __init__(self, session: TargetSession | Callable[[], TargetSession], shape: Shape | None = None, after: Any = None):
         self._session = session
-        self.shape = shape.begun() if isinstance(shape, Chain) else shape  # no shape: `_grow` is a subclass's own
+        self.shape = shape.begun() if isinstance(shape, Chain | BestFirst) else shape  # no shape: `_grow` is a subclass's own
         self.after = after  # the target's session, where a session is not to be opened before that has run the prompt
         self.waiting: tuple[Tensor, Tensor] | None = None  # values [B, W] and which of them are real
         self.fed: Tensor | None = None  # [B, W] which of them are roots of the draft under way
@@ -123,8 +124,8 @@ class ModelSession:
             self._forget()
             self._wait(draft.nodes, draft.valid)
             return
-        if isinstance(self.shape, Chain):
-            self.shape.learn(draft, verdict.accepted)
+        if isinstance(self.shape, Chain | BestFirst):
+            self.shape.learn(draft, verdict)
         kept = verdict.keep[:, 1:]  # draft tokens
         roots = torch.arange(self.lag + 1, device=kept.device).expand(len(kept), -1)
         roots = torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1)
