@@ -132,7 +132,7 @@ def of_model(name: str) -> Case:
 
 
 def written(parts: Any, on_step: OnStep) -> Any:
-    options = {"draft_length": 3, "max_new_tokens": 5, "temperature": 0.9, "seed": 2}
+    options = {"draft_length": 3, "max_new_tokens": 4, "temperature": 0.9, "seed": 2}
     return text.generate(*parts, on_step=on_step, **options).tokens
 
 
@@ -154,7 +154,7 @@ CASES: dict[str, Case] = {
     ),
     "speech delayed books": Case(
         lambda: (small_delay.musicgen(mute=True), small_delay.music_prompts(2), small_delay.musicgen(mute=True, seed=1)),
-        partial(said, max_seconds=0.2),
+        partial(said, max_seconds=0.1),
     ),
     "speech stages": Case(bark, partial(said, max_seconds=0.1), stages=True),
     "speech flow": Case(

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -63,9 +64,19 @@ def site() -> str:
     while frame is not None:
         path = frame.f_code.co_filename
         if path.startswith(PACKAGE):
-            return f"{Path(path).relative_to(PACKAGE).with_suffix('').as_posix()}:{frame.f_code.co_qualname}"
+            return f"{_module(path)}:{frame.f_code.co_qualname}"
         frame = frame.f_back
     return "tests"
+
+
+@cache
+def _module(path: str) -> str:
+    return Path(path).relative_to(PACKAGE).with_suffix("").as_posix()
+
+
+@cache
+def _name(func: Any) -> str:
+    return func._schema.name.removeprefix("aten::")
 
 
 class SimulatedTensor(Tensor):
@@ -143,7 +154,7 @@ def _tensors(things: Any) -> Iterator[Tensor]:
 def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     if func is torch.ops.prim.device.default:
         return args[0].claimed
-    name = func._schema.name.removeprefix("aten::")
+    name = _name(func)
     given = list(_tensors((*args, *kwargs.values())))
     wanted = kwargs.get("device")
     wanted = None if wanted is None else torch.device(wanted)
@@ -170,8 +181,13 @@ def _run(func: Any, args: tuple, kwargs: dict[str, Any]) -> Any:
     return wrap(out) if isinstance(out, Tensor) else tree_map(wrap, out)
 
 
+def _claimed(tensor: Tensor) -> torch.device:
+    """Its `device`, without a dispatch."""
+    return tensor.claimed if isinstance(tensor, SimulatedTensor) else tensor.device
+
+
 def _numbered(device: torch.device) -> torch.device:
-    return FIRST if device.index is None else device
+    return FIRST if device.index is None and device.type == "cuda" else device
 
 
 def _device_of(func: Any, name: str, given: list[Tensor]) -> torch.device:
@@ -181,13 +197,13 @@ def _device_of(func: Any, name: str, given: list[Tensor]) -> torch.device:
         MixedDevices: if its tensors are on several. Allowed are, as on a GPU: CPU tensors of no dimensions in pointwise operations,
             CPU indices, and copies.
     """
-    devices = {_numbered(t.device) if t.device.type == "cuda" else t.device for t in given}
+    devices = {_numbered(_claimed(t)) for t in given}
     if len(devices) <= 1:
         return next(iter(devices), CPU)
     cuda = {d for d in devices if d.type == "cuda"}
     if name == "copy_" or (name == "_to_copy"):
-        return _numbered(given[0].device)
-    scalars = all(t.dim() == 0 for t in given if t.device == CPU) and (torch.Tag.pointwise in func.tags or name in _TAKES_CPU_SCALARS)
+        return _numbered(_claimed(given[0]))
+    scalars = all(t.dim() == 0 for t in given if _claimed(t) == CPU) and (torch.Tag.pointwise in func.tags or name in _TAKES_CPU_SCALARS)
     if len(cuda) == 1 and (scalars or name in _TAKES_CPU_INDICES):
         return next(iter(cuda))
     raise MixedDevices(f"{func}: tensors on {', '.join(sorted(map(str, devices)))}, called by {site()}")
@@ -198,7 +214,7 @@ def _count_syncs(name: str, args: tuple, kwargs: dict[str, Any], given: list[Ten
     if name in _DATA_DEPENDENT and not (name == "repeat_interleave" and kwargs.get("output_size") is not None):
         _watch.sync(name)
     elif name in ("_to_copy", "copy_"):
-        source = given[-1].device if name == "copy_" else given[0].device
+        source = _claimed(given[-1] if name == "copy_" else given[0])
         written = name == "copy_" and given[-1].dim() == 0  # x[0] = 1, which fills on a GPU
         if (
             not written
@@ -209,7 +225,7 @@ def _count_syncs(name: str, args: tuple, kwargs: dict[str, Any], given: list[Ten
             _watch.sync(f"copy {source.type} to {place.type}")
     elif name in _TAKES_CPU_INDICES:
         indices = [t for t in args[1] if t is not None]
-        if any(t.device == CPU for t in indices):
+        if any(_claimed(t) == CPU for t in indices):
             _watch.sync("copy of cpu indices")
         masks = [t for t in indices if t.dtype in (torch.bool, torch.uint8)]
         filled = name != "index" and len(masks) == len(indices) == 1 and args[2].numel() == 1  # run as masked_fill

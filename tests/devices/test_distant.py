@@ -31,9 +31,11 @@ def drafted(target, drafter, place, **options):
     return plain(out), moves
 
 
-@pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("tree", [None, "expand", "best-first", "comb"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+TREES = (None, "expand", "best-first", "comb")
+CROSSED = [(place, tree, float((p + t) % 2)) for p, place in enumerate(PLACES) for t, tree in enumerate(TREES)]  # every pair of the three
+
+
+@pytest.mark.parametrize(("place", "tree", "temperature"), CROSSED)
 def test_tokens_are_those_of_plain_decoding(big, small, place, tree, temperature):
     expected = plain(written(big, INPUTS, lambda step: None, temperature=temperature))
     for drafter in (big, small):

@@ -3,8 +3,6 @@
 import errno
 import json
 import shutil
-import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from mmspec.loading import text as pairs
 from mmspec.loading.transformers import load_model
 from tests import small_seers
 from tests.commands import refused, runner
+from tests.forked import Started
 
 ROOT = Path(__file__).parents[2]
 
@@ -464,8 +463,11 @@ def test_the_mini_answers_by_default(capsys):
     assert told("--drafter", "text", "--view", "newline", "--model", "mini")["tokens"] == plain["tokens"]
 
 
-def test_stdout_holds_one_json_object_and_nothing_else(home, pictures):
-    command = [sys.executable, "-m", "mmspec.cli", "caption", pictures[0], "--model", home / "seer", "--max-new-tokens", "4", "--json"]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, cwd=ROOT, timeout=240, check=True)
+def test_stdout_holds_one_json_object_and_nothing_else(home, pictures, tmp_path):
+    """In a process of its own: what any library writes to the file descriptors is seen."""
+    (tmp_path / "command.py").write_text("from mmspec.cli import main\n\nmain()\n")
+    words = ["caption", pictures[0], "--model", home / "seer", "--max-new-tokens", "4", "--json"]
+    done = Started(tmp_path / "command.py", *words, cwd=ROOT, folder=tmp_path).finish(timeout=240)
+    assert done.returncode == 0, done.stderr
     assert set(json.loads(done.stdout)) == {"pictures", "prompt", "answer", "tokens", "model", "drafter", "view", "settings", "stats"}
     assert not done.stderr

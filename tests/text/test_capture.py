@@ -126,8 +126,6 @@ def test_the_scoring_step_traces_whole_and_only_once_per_shape(name):
 CAPTURED = {  # a target, how its drafter is made, what that reads, and how many shapes there are: one of the target's, two of the drafter's
     "text": ("Llama", lambda model: llama(), None, 3),
     "another vocabulary": ("Llama", lambda model: llama(vocab_size=VOCAB + 2), None, 3),
-    "blind": ("LLaVA", lambda model: llama(), "drop", 3),
-    "seeing": ("LLaVA", lambda model: perturbed(copy.deepcopy(model)), "own", 3),
     "two views": ("LLaVA", lambda model: perturbed(copy.deepcopy(model)), ("own", "drop"), 3),
 }
 
@@ -137,7 +135,7 @@ def test_drafter_models_are_captured_with_their_target_once_for_all_requests(kin
     name, make, view, shapes = CAPTURED[kind]
     model = build(FAMILIES[name])
     model.generation_config.eos_token_id = None
-    settings = {"drafter": make(model), "view": view, "draft_length": 3, "max_new_tokens": 24}
+    settings = {"drafter": make(model), "view": view, "draft_length": 3, "max_new_tokens": 12}
     requests = [inputs_for(name, 3, seed=seed) for seed in (1, 2)]
     expected = [mmspec.text.generate(model, inputs, **settings) for inputs in requests]
     real = torch.compile

@@ -63,14 +63,14 @@ def written(model, inputs, **options) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("inputs", [random_prompt(9), RAGGED], ids=["one", "ragged"])
-def test_the_output_is_that_of_plain_decoding(big, near, further, name, inputs):
-    for options in ({}, {"temperature": 1.0, "seed": 4}, {"temperature": 1.0, "seed": 4, "accept": "match"}):
-        plain = written(big, inputs, **options)
-        for length in (3, "auto"):
-            drafter = compositions(near, further)[name]
-            out = mmspec.text.generate(big, inputs, drafter, max_new_tokens=NEW, draft_length=length, **options)
-            assert out.sequences.tolist() == plain, f"{name}, {options}, {length}"
+@pytest.mark.parametrize(("inputs", "lengths"), [(random_prompt(9), (3, "auto", 3)), (RAGGED, ("auto", 3, "auto"))], ids=["one", "ragged"])
+def test_the_output_is_that_of_plain_decoding(big, near, further, name, inputs, lengths):
+    """Every pair of prompts, sampling and draft length."""
+    sampled = {"temperature": 1.0, "seed": 4}
+    for options, length in zip(({}, sampled, sampled | {"accept": "match"}), lengths, strict=True):
+        drafter = compositions(near, further)[name]
+        out = mmspec.text.generate(big, inputs, drafter, max_new_tokens=NEW, draft_length=length, **options)
+        assert out.sequences.tolist() == written(big, inputs, **options), f"{name}, {options}, {length}"
 
 
 @pytest.mark.parametrize("rule", ["token", "block"])
@@ -107,13 +107,19 @@ def test_drafters_that_read_the_target_come_first(big, drafter):
         mmspec.text.generate(big, RAGGED, drafter)
 
 
-@pytest.mark.parametrize("name", ["eagle1", "eagle3", "hydra", "kangaroo", "medusa", "mixture-of-attentions"])
-def test_trained_drafters_go_first_in_a_relay(name):
+@pytest.fixture(scope="module")
+def mini_and_examples():
     mini = mmspec.load("text")
-    plain = written(mini.target, mini.examples)
-    alone = mmspec.text.generate(mini.target, mini.examples, mini.drafters[name], draft_length=2, max_new_tokens=NEW)
+    return mini, {key: value[:3] for key, value in mini.examples.items()}
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "hydra", "kangaroo", "medusa", "mixture-of-attentions"])
+def test_trained_drafters_go_first_in_a_relay(name, mini_and_examples):
+    mini, examples = mini_and_examples
+    plain = written(mini.target, examples)
+    alone = mmspec.text.generate(mini.target, examples, mini.drafters[name], draft_length=2, max_new_tokens=NEW)
     out = mmspec.text.generate(
-        mini.target, mini.examples, HorizontalCascade(mini.drafters[name], 2, "lookup"), draft_length=4, max_new_tokens=NEW
+        mini.target, examples, HorizontalCascade(mini.drafters[name], 2, "lookup"), draft_length=4, max_new_tokens=NEW
     )
     assert out.sequences.tolist() == plain
     assert out.stats.target_calls <= alone.stats.target_calls
@@ -137,14 +143,25 @@ def test_tokens_a_call_grow_with_a_better_middle(big, near, further):
     assert torch.isfinite(torch.tensor(calls)).all()
 
 
-@pytest.mark.parametrize("drafter", ["cascade:windowed,lookup", "cascade:{small},lookup", "relay:{small},2,ngram", "relay:eagle3,2,lookup"])
-def test_the_command_line_takes_them(drafter, capsys, tmp_path):
-    mmspec.load("text").drafters["model"].save_pretrained(tmp_path)
-    mmspec.load("text").processor.save_pretrained(tmp_path)
-    said = []
-    for chosen in ("none", drafter.format(small=tmp_path)):
-        with pytest.raises(SystemExit) as stopped:
-            app(["text", "Once upon a time", "--drafter", chosen, "--max-new-tokens", "12", "--device", "cpu", "--json"])
-        assert stopped.value.code == 0
-        said.append(json.loads(capsys.readouterr().out))
-    assert said[0]["tokens"] == said[1]["tokens"]
+@pytest.fixture(scope="module")
+def small_folder(tmp_path_factory):
+    folder, mini = tmp_path_factory.mktemp("small"), mmspec.load("text")
+    mini.drafters["model"].save_pretrained(folder)
+    mini.processor.save_pretrained(folder)
+    return folder
+
+
+def said(capsys, drafter):
+    with pytest.raises(SystemExit) as stopped:
+        app(["text", "Once upon a time", "--drafter", drafter, "--max-new-tokens", "12", "--device", "cpu", "--json"])
+    assert stopped.value.code == 0
+    return json.loads(capsys.readouterr().out)["tokens"]
+
+
+DRAFTERS = ("cascade:windowed,lookup", "cascade:{small},lookup", "relay:{small},2,ngram", "relay:eagle3,2,lookup")
+
+
+def test_the_command_line_takes_them(capsys, small_folder):
+    plain = said(capsys, "none")
+    for drafter in DRAFTERS:
+        assert said(capsys, drafter.format(small=small_folder)) == plain, drafter

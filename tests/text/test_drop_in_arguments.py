@@ -17,7 +17,7 @@ from mmspec.run.drop_in.arguments import ARGUMENTS, FIELDS, NO_EFFECT, REFUSALS,
 from tests.crossing import as_one_batch, generated_alone
 from tests.drop_in_table import table
 from tests.families import FAMILIES, VOCAB, build, inputs_for
-from tests.text.test_drop_in import EACH_BATCH, TOKENS, TREES, drafted, not_drafted, perturbed
+from tests.text.test_drop_in import EACH_BATCH, TOKENS, TREES, built, drafted, not_drafted, perturbed, trees_of
 
 GREEDY = {"do_sample": False}
 
@@ -311,10 +311,10 @@ ENCODER = {
 @pytest.mark.parametrize("name", ENCODER)
 @pytest.mark.parametrize("family", ["T5", "BART"])
 def test_encoder_decoders(family, name, rows):
-    model, inputs = build(FAMILIES[family]), inputs_for(family, rows)
+    model, inputs = built(family), inputs_for(family, rows)
     options = {key: value.expand(rows, -1) if isinstance(value, torch.Tensor) else value for key, value in ENCODER[name].items()}
     expected = plainly(model, inputs, **options)
-    for tree in TREES:
+    for tree in trees_of(ENCODER, name, rows):
         assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected), tree
 
 
@@ -344,13 +344,13 @@ SENSING = ["LLaVA", "Qwen2-VL", "Qwen2.5-VL", "Gemma-3 VLM", "Idefics3", "Mllama
 @EACH_BATCH
 @pytest.mark.parametrize("family", SENSING)
 def test_pictures_and_sound_reach_the_model(family, rows):
-    model, inputs = build(FAMILIES[family]), inputs_for(family, rows)
+    model, inputs = built(family), inputs_for(family, rows)
     options = {"repetition_penalty": 1.2}
     expected = plainly(model, inputs, **options)
     if family == "Mllama":  # in transformers' own batches a row depends on its neighbours' pictures; each row's new tokens by itself
         alone = generated_alone(model, inputs, max_new_tokens=TOKENS, **options)
         expected = torch.cat([inputs["input_ids"], as_one_batch(alone)], 1)
-    for tree in TREES:
+    for tree in trees_of({name: {} for name in SENSING}, family, rows):
         assert torch.equal(drafted(model, inputs, perturbed(family), tree, **GREEDY, **options), expected), tree
 
 

@@ -65,7 +65,7 @@ def windows(name: str, temperatures: tuple[float, ...] = (0.0, 1.0)) -> tuple[to
 
 
 @cache
-def taught(name: str, kind: str) -> Any:
+def taught(name: str, kind: str, steps: int = 60) -> Any:
     """A net that has learned these texts nearly by heart, so that rounds keep parts of drafts."""
     torch.manual_seed(0)
     model = model_of(name)
@@ -77,7 +77,7 @@ def taught(name: str, kind: str) -> Any:
     with TemporaryDirectory() as folder:
         data = record(model, ids, own, net.reads, Path(folder))
         window = data.window(range(len(ids)))
-    for _ in range(60):
+    for _ in range(steps):
         optimizer.zero_grad()
         loss(window).backward()
         optimizer.step()
@@ -103,17 +103,22 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 
 
+GROWN = {  # trees at temperatures: all of them by one model, each at one by the other
+    "Qwen3-Next": (("comb", 1.0), ("tree", 0.0), ("search", 0.0)),
+    "Granite-MoE-hybrid": tuple((form, temperature) for form in ("comb", "tree", "search") for temperature in (0.0, 1.0)),
+}
+
+
 @pytest.mark.parametrize("name", TAUGHT)
 @pytest.mark.parametrize("kind", NETS)
 def test_taught_drafters_change_no_token(name, kind):
     net, found = taught(name, kind), {}
-    for temperature in (0.0, 1.0):
-        for form, options in FORMS.items():
-            out = mmspec.text.generate(
-                model_of(name), prompts(LENGTHS), net, max_new_tokens=TOKENS, temperature=temperature, seed=3, **options
-            )
-            assert out.tokens.tolist() == written(name, temperature), (form, temperature)
-            found[form, temperature] = out.stats.tokens_per_call
+    for form, temperature in [("chain", 0.0), ("chain", 1.0), *GROWN[name]]:
+        out = mmspec.text.generate(
+            model_of(name), prompts(LENGTHS), net, max_new_tokens=TOKENS, temperature=temperature, seed=3, **FORMS[form]
+        )
+        assert out.tokens.tolist() == written(name, temperature), (form, temperature)
+        found[form, temperature] = out.stats.tokens_per_call
     assert max(found.values()) > 2, f"rounds keep too little to test a commit: {found}"
     assert min(found["chain", temperature] for temperature in (0.0, 1.0)) > 1.2, found
 
@@ -121,8 +126,8 @@ def test_taught_drafters_change_no_token(name, kind):
 @pytest.mark.parametrize("name", [name for name in HYBRIDS if name not in TAUGHT])
 @pytest.mark.parametrize("kind", ["eagle3", "dflash"])
 def test_every_family_has_drafters_of_its_sizes(name, kind):
-    net = taught(name, kind)
-    for temperature, form in ((0.0, "chain"), (0.0, "tree"), (1.0, "comb")):
+    net = taught(name, kind, 20)
+    for temperature, form in {"eagle3": ((0.0, "chain"), (1.0, "comb")), "dflash": ((0.0, "tree"), (1.0, "chain"))}[kind]:
         out = mmspec.text.generate(
             model_of(name), prompts(LENGTHS), net, max_new_tokens=TOKENS, temperature=temperature, seed=3, **FORMS[form]
         )
@@ -136,7 +141,7 @@ def test_rows_that_end_early_and_budgets_that_end_in_a_draft(name, kind, form):
     """Rows reach an end token in different rounds, and every number of new tokens cuts a draft elsewhere."""
     expected = written(name, 0.0)
     model, net = model_of(name), taught(name, kind)
-    for most in (1, 2, 5, 9, TOKENS - 1):
+    for most in (1, 2, 9):
         out = mmspec.text.generate(model, prompts(LENGTHS), net, max_new_tokens=most, **FORMS[form])
         assert out.tokens.tolist() == [row[:most] for row in expected], most
 

@@ -33,7 +33,7 @@ from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen
 from tests.sizes import VOCAB, build
 
-TOKENS = 16
+TOKENS = 10
 ALIKE = (
     "VipLLaVA",
     "Qwen3-VL-MoE",
@@ -158,7 +158,7 @@ class Shaky:
 
 @pytest.mark.parametrize("name", DEEP)
 def test_rejections_anywhere_leave_no_trace(name):
-    model, inputs, new = model_of(name), seen(name, (2, 1)), 40
+    model, inputs, new = model_of(name), seen(name, (2, 1)), 20
     with endless(model):
         plain = run(model, inputs, max_new_tokens=new, temperature=1.0, seed=2)
         out = run(model, inputs, max_new_tokens=new, temperature=1.0, seed=2, drafter=Shaky(plain.sequences))
@@ -288,7 +288,7 @@ def test_towers_run_once_a_request_over_every_picture_once(name):
     for kind, (drafter, own) in drafters_of(name, model).items():
         towers = [tower(name, model)] + ([tower(name, drafter)] if own else [])
         with counted(*towers) as runs, looked_at(towers[0]) as pixels:
-            run(model, inputs, drafter=drafter, max_new_tokens=6)
+            run(model, inputs, drafter=drafter, max_new_tokens=3)
         assert runs == [1, own][: len(runs)], kind
         assert pixels == whole, kind
 

@@ -19,7 +19,8 @@ from tests.vision.small_states import SIZES, taught, untaught
 METHODS = ("path", "stepwise", "block", "aligned", "aligned-block", "d-grs")
 CASES = [
     *product(METHODS, (None, 2.0), (None,)),
-    *product(("path", "stepwise", "block"), (None, 2.0), (3, "auto")),
+    *(("path", None, 3), ("stepwise", 2.0, 3), ("block", None, 3)),  # every pair of method, guidance and steps
+    *(("path", 2.0, "auto"), ("stepwise", None, "auto"), ("block", 2.0, "auto")),
     ("density", None, None),
 ]
 
@@ -40,9 +41,8 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(method, guidance, draft_step
     together = generate(model(method), prompts(4), seed=5, on_step=lambda step: ragged.append(step.committed.accepted), **options)
     assert together.stats.exactness == DISTRIBUTION_EXACT
     assert any(len(set(each)) > 1 for each in ragged)
-    for row in (1, 3):
-        alone = generate(model(method), [row], seed=5 + row, **options)
-        assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
+    alone = generate(model(method), [3], seed=8, **options)
+    assert (alone.tokens - together.tokens[3:]).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize(
