@@ -6,6 +6,7 @@ Everything else is real: a block's own calls of mmspec, transformers and diffuse
 import functools
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -20,6 +21,7 @@ from pyarrow import parquet
 
 import mmspec
 from mmspec.drafters.checkpoints.nets import new_net
+from mmspec.drafters.retrieval.pools import Pools
 from mmspec.speech.checkpoints.load import load_checkpoint as load_speech
 from mmspec.speech.sound.audio import save
 from mmspec.vision.checkpoints import nextstep
@@ -27,12 +29,20 @@ from tests.docs.pages import ROOT
 from tests.speech import small_csm, small_pocket, small_published, small_whisper
 from tests.vision import small_checkpoints, small_models, small_nextstep, small_pipeline
 
-TOKENS = 16
+TOKENS = 8
 """The most new tokens that a block of the docs generates here."""
 
+ROWS = 3
+"""Of mini text's prompts, and of keys that a page gives for them."""
 
-mini = functools.cache(mmspec.load)
-"""The minis, each read once: pages load them again and again."""
+_load, _pools = mmspec.load, Pools.drafter
+
+
+@functools.cache
+def mini(name: str) -> Any:
+    """A mini, read once, as pages load them again and again; of mini text's prompts, the first `ROWS`."""
+    found = _load(name)
+    return replace(found, examples={key: value[:ROWS] for key, value in found.examples.items()}) if name == "text" else found
 
 
 def _pair(target: str, drafter: str) -> Any:
@@ -121,6 +131,8 @@ def checkpoints(folder: Path) -> Iterator[dict[str, Any]]:
         (mmspec, "load", mini),
         (nextstep, "load_nextstep", small_nextstep.loaded),
         (mmspec, "load_drafter", lambda path, target=None: _heads(target) if "heads" in path else load_drafter(shipped, target)),
+        (Pools, "drafter", lambda self, keys: _pools(self, keys if isinstance(keys, str) else keys[:ROWS])),
+        (mmspec, "explain", _few(mmspec.explain)),
         (mmspec.text, "generate", _few(mmspec.text.generate)),
         (mmspec.speech, "load", lambda name: load_speech(small_published.llasa_folder(folder / name.replace("/", "-")))),
         (mmspec.speech, "synthesize", _few_seconds(mmspec.speech.synthesize)),

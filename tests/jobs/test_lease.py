@@ -41,7 +41,7 @@ def start(source: Path, out: Path, *more: str) -> subprocess.Popen:
 
 def test_two_copies_at_once(source, tmp_path, right):
     """The second stops in one line that names the first, which goes on to the right bytes."""
-    first = start(source, tmp_path / "out", "--delay", "0.5")
+    first = start(source, tmp_path / "out", "--delay", "0.15")
     while not list(tmp_path.glob("out/.unfinished-0")):
         time.sleep(0.005)
     with pytest.raises(Stopped, match=f"out is in use by process {first.pid} on .*: wait until that has ended or stop it") as told:

@@ -94,7 +94,7 @@ def test_errors_are_those_of_the_local_engine(cluster, tmp_path, spoil, kind):
     source, told = write_input(tmp_path / "in.jsonl"), []
     for engine in ("local", "ray"):
         with pytest.raises(Exception) as error:
-            run(at(13, spoil, job(source, tmp_path / engine, shard_size=8)), engine=engine)
+            run(at(13, spoil, job(source, tmp_path / engine, shard_size=50)), engine=engine)  # one shard, and so one worker
         told.append(error.value)
     assert isinstance(told[1], kind)
     if kind is RuntimeError:
@@ -141,8 +141,9 @@ def test_recommendations_are_those_of_the_local_engine(cluster, home, tmp_path):
     """A job with a model."""
     source = tmp_path / "users.parquet"
     write_customers(source, 60)
-    right = run(partial(make_recommendation_job, asked(home, source, tmp_path / "right")))
-    report = run(partial(make_recommendation_job, asked(home, source, tmp_path / "out")), engine="ray")
+    one = {"shard_size": 100}  # and so one worker: jobs of several, without a model, are above
+    right = run(partial(make_recommendation_job, asked(home, source, tmp_path / "right", **one)))
+    report = run(partial(make_recommendation_job, asked(home, source, tmp_path / "out", **one)), engine="ray")
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
     assert (report.outputs, report.measures["levels"]) == (right.outputs, right.measures["levels"])
 

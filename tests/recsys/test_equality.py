@@ -23,13 +23,19 @@ def drafters(model, family):
 
 
 def plans(k, models):
-    """(mode, drafter, width, draft length): two without drafting, then every drafter at every width."""
-    found = [("plain", None, None, "auto"), ("strict", None, None, "auto")]
-    lengths = ("auto", 1, 2, 3)
+    """(mode, drafter, width, draft length): two without drafting, then every drafter; over all k every pair of these meets."""
+    found, turn = [("plain", None, None, "auto"), ("strict", None, None, "auto")], KS.index(k)
+    widths, lengths = (1, 2, 4) if k < 50 else (1, 2), ("auto", 1, 2, 3)
     for number, name in enumerate(models):
-        for turn, times in enumerate((1, 2, 4) if k < 50 else (1, 2)):
-            found.append(("strict", name, times * k, lengths[(number + turn) % len(lengths)]))
+        found.append(("strict", name, widths[(number + turn) % len(widths)] * k, lengths[(number + 3 * turn) % len(lengths)]))
     return found
+
+
+def test_every_pair_of_settings_is_among_the_plans():
+    models = drafters(make("llama"), "llama")
+    found = [(k, name, width // k, length) for k in KS for _, name, width, length in plans(k, models)[2:]]
+    for one, other, count in ((0, 1, 20), (1, 2, 12), (1, 3, 16), (0, 3, 20), (0, 2, 14), (2, 3, 12)):
+        assert len({(plan[one], plan[other]) for plan in found}) == count, (one, other)
 
 
 def expected(catalogue, beams, k):

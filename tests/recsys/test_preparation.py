@@ -3,6 +3,7 @@
 import json
 import shutil
 from datetime import date
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
@@ -16,10 +17,17 @@ from mmspec.loading.recsys import load_recommender
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys.preparation.interactions import read_interactions
 from mmspec.recsys.preparation.prepared import PreparedShop
+from mmspec.recsys.semantic_ids import RqVae
 from mmspec.recsys.storage.parquet_columns import id_values
 
 BIG = 2**63
 NUMBERS = pa.int64()
+
+
+@pytest.fixture(autouse=True)
+def _few_steps(monkeypatch):
+    """Of quantisers: test_semantic_ids.py has what they learn."""
+    monkeypatch.setattr(RqVae, "trained", partial(RqVae.trained, steps=100))
 
 
 @pytest.fixture

@@ -1,11 +1,12 @@
 """Semantic ids: close items share codes, the last code keeps the rest apart, and the same call gives the same codes."""
 
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import torch
 
-from mmspec.recsys.semantic_ids import collisions, make, residual_kmeans
+from mmspec.recsys.semantic_ids import RqVae, collisions, make, residual_kmeans
 
 
 def blobs(groups: int = 5, each: int = 20, width: int = 8, spread: float = 0.05) -> torch.Tensor:
@@ -22,7 +23,8 @@ def test_every_level_leaves_less():
 
 
 @pytest.mark.parametrize("method", ["kmeans", "rqvae"])
-def test_ids_are_distinct_repeat_and_keep_the_close_together(method):
+def test_ids_are_distinct_repeat_and_keep_the_close_together(method, monkeypatch):
+    monkeypatch.setattr(RqVae, "trained", partial(RqVae.trained, steps=300))
     points, before = blobs(groups=6, each=30), torch.random.get_rng_state()
     ids = {last: make(points, method, levels=3, size=32, last=last, seed=1) for last in ("count", "nearest")}
     assert torch.equal(before, torch.random.get_rng_state())  # the global generator is left alone

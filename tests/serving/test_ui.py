@@ -11,8 +11,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import urllib.parse
 
 import httpx
@@ -21,29 +19,32 @@ import pytest
 from PIL import Image
 
 from tests.commands import ROOT
-from tests.serving.web import WAIT
+from tests.forked import Started
+from tests.serving.web import WAIT, until
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 SIZES = {"desktop": (1280, 900), "phone": (390, 844)}
+COLOURS = {"desktop": "light", "phone": "dark"}
 TABS = ("text", "image", "speech", "recommender")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no chromium is installed")
 
 
 @pytest.fixture(scope="module")
-def server():
+def server(tmp_path_factory):
     """The command in a process of its own: (address, process)."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "mmspec.cli", "ui", "--port", "0", "--json", "--device", "cpu"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=ROOT)
-    line = process.stdout.readline()
-    if not line:
-        raise AssertionError(process.communicate()[1])
-    told = json.loads(line)
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "command.py").write_text("from mmspec.cli import main\n\nmain()\n")
+    command = ("ui", "--port", "0", "--json", "--device", "cpu")
+    started = Started(folder / "command.py", *command, cwd=ROOT, folder=folder, env={"OMP_NUM_THREADS": "1"})
+    out, process = folder / "stdout", started.process
+    until(lambda: (out.exists() and out.read_text().endswith("\n")) or not process.is_alive())
+    assert process.is_alive(), (folder / "stderr").read_text()
+    told = json.loads(out.read_text())
     assert list(told["models"]) == list(TABS)
-    yield told["url"], process
-    if process.poll() is None:
+    yield told["url"], started
+    if process.is_alive():
         process.kill()
-        process.communicate()
+        process.join()
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,9 @@ def browser():
 class Visit:
     """An open page; what it asks for, and what goes wrong in it, is recorded."""
 
-    def __init__(self, browser, url, size="desktop", **options):
-        width, height = SIZES[size]
-        self.page = browser.new_page(viewport={"width": width, "height": height}, **options)
+    def __init__(self, browser, url, size="desktop"):
+        self.page = browser.new_page()
+        self.show(size)
         self.hosts, self.errors = set(), []
         self.page.set_default_timeout(WAIT * 1000)
         self.page.on("request", lambda request: self.hosts.add(urllib.parse.urlsplit(request.url).hostname))
@@ -69,6 +70,12 @@ class Visit:
         self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
         self.page.goto(url)
         self.page.wait_for_selector("#mm-run-text")
+
+    def show(self, size):
+        """Make the page as large as a desktop, in light colours, or a phone, in dark ones."""
+        width, height = SIZES[size]
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.emulate_media(color_scheme=COLOURS[size])
 
     def open(self, kind):
         self.page.locator(f"#mm-{kind}-button").click()
@@ -92,10 +99,9 @@ class Visit:
         return self.page.locator(f"#mm-{kind} .mm-status")
 
 
-@pytest.fixture(scope="module", params=SIZES)
-def visit(request, server, browser):
-    found = Visit(browser, server[0], request.param, color_scheme="light" if request.param == "desktop" else "dark")
-    found.size = request.param
+@pytest.fixture(scope="module")
+def visit(server, browser):
+    found = Visit(browser, server[0])
     yield found
     found.page.close()
 
@@ -123,14 +129,16 @@ def test_a_tab_runs(visit, kind, tmp_path_factory):
     assert int(drafted["target forwards"]) < int(own["target forwards"])
     assert (own["exactness"], drafted["exactness"], drafted["drift"]) == ("token-exact", "token-exact", "0")
     assert float(drafted["seconds"]) > 0
-    CONTENT[kind](visit.page, plain, fast)
     folder = tmp_path_factory.getbasetemp() / "screenshots"
     folder.mkdir(exist_ok=True)
-    visit.page.screenshot(path=folder / f"{kind}-{visit.size}.png", full_page=True)
-    wide, there = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
-    assert wide <= there
-    beside = plain.bounding_box()["y"] == fast.bounding_box()["y"]
-    assert beside == (visit.size == "desktop")
+    for size in ("phone", "desktop"):  # what was drawn, in the other size and colours
+        visit.show(size)
+        CONTENT[kind](visit.page, plain, fast)
+        visit.page.screenshot(path=folder / f"{kind}-{size}.png", full_page=True)
+        wide, there = visit.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert wide <= there
+        beside = plain.bounding_box()["y"] == fast.bounding_box()["y"]
+        assert beside == (size == "desktop")
     assert visit.errors == []
     assert visit.hosts <= {"127.0.0.1", None, ""}
 
@@ -180,7 +188,7 @@ CONTENT = {"text": _text, "image": _image, "speech": _speech, "recommender": _re
 
 def test_it_streams_and_stop_ends_a_run(server, browser):
     visit = Visit(browser, server[0])
-    visit.choose("text", "Slow motion", "50 \N{MULTIPLICATION SIGN}")
+    visit.choose("text", "Slow motion", "10 \N{MULTIPLICATION SIGN}")
     visit.page.click("#mm-run-text")
     plain = visit.page.locator("#mm-panes-text [data-name=plain]")
     seen = set()
@@ -197,7 +205,7 @@ def test_it_streams_and_stop_ends_a_run(server, browser):
 
 def test_a_closed_page_leaves_the_model_to_others(server, browser):
     first, second = (Visit(browser, server[0]) for _ in range(2))
-    first.choose("text", "Slow motion", "50 \N{MULTIPLICATION SIGN}")
+    first.choose("text", "Slow motion", "10 \N{MULTIPLICATION SIGN}")
     first.page.click("#mm-run-text")
     first.page.locator("#mm-panes-text .mm-o").nth(1).wait_for()
     second.page.click("#mm-run-text")
@@ -208,7 +216,7 @@ def test_a_closed_page_leaves_the_model_to_others(server, browser):
 
 
 def test_an_example_fills_the_form_and_bad_input_is_one_line(server, browser):
-    visit = Visit(browser, server[0])
+    visit = Visit(browser, server[0], "phone")
     visit.open("speech")
     visit.page.locator("#mm-speech").get_by_text("nine zero two one, theo").click()
     visit.page.wait_for_function("document.querySelector('#mm-speech textarea').value === 'nine zero two one'")
@@ -220,6 +228,9 @@ def test_an_example_fills_the_form_and_bad_input_is_one_line(server, browser):
     message.wait_for()
     assert message.inner_text() == "item 99999 is not in the catalogue of 3072 items"
     assert visit.page.locator("#mm-panes-recommender .mm-pane").count() == 0
+    visit.page.locator("#mm-recommender textarea").fill("12, 13")
+    panes = visit.run("recommender")
+    assert panes.locator(".mm-equal").get_attribute("data-equal") == "yes"
     assert visit.errors == []
     visit.page.close()
 
@@ -231,11 +242,11 @@ def test_it_offers_no_interface_to_programs_and_takes_no_files(server):
 
 
 def test_a_signal_ends_it_while_a_page_is_open(server, browser):
-    url, process = server
+    url, started = server
     visit = Visit(browser, url)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=WAIT)
+    os.kill(started.process.pid, signal.SIGINT)
+    done = started.finish(WAIT)
     visit.page.close()
-    assert (process.returncode, out) == (0, "")
-    assert len(err.splitlines()) == 1
-    assert f"at {url}; Ctrl+C ends the page" in err
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 1)
+    assert len(done.stderr.splitlines()) == 1
+    assert f"at {url}; Ctrl+C ends the page" in done.stderr

@@ -23,9 +23,9 @@ def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def watched(what: str, calls: int, every: int = 10) -> tuple[list[tuple[int, int]], list[str]]:
-    """Samples (calls since the warm-up, bytes), and what was left behind."""
-    call, warm = CALLS[what](), 2 * COUNTS[what]
+def watched(what: str, calls: int, every: int = 10, warm: int | None = None) -> tuple[list[tuple[int, int]], list[str]]:
+    """Samples (calls since the warm-up, bytes), and what was left behind. `warm` is the calls of the warm-up."""
+    call, warm = CALLS[what](), 2 * COUNTS[what] if warm is None else warm
     for turn in range(warm):
         call(turn)
     before, samples = resources(), []

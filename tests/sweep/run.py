@@ -83,11 +83,14 @@ def one_line(error: BaseException, most: int = 240) -> str:
     return text if len(text) <= most else text[: most - 3] + "..."
 
 
-def examine(case: Case) -> Record:
-    """The outcome of `case`. Never raises, except on KeyboardInterrupt."""
+def examine(case: Case, pairs: bool = False) -> Record:
+    """The outcome of `case`. Never raises, except on KeyboardInterrupt.
+
+    `pairs`: every pair of rule, draft and batch instead of all their combinations.
+    """
     try:
         with within(LIMIT):
-            return _record(case, *_outcome(case))
+            return _record(case, *_outcome(case, pairs))
     except OverTime:
         return _record(case, NOT_RUN, f"took more than {LIMIT} s")
 
@@ -96,7 +99,7 @@ def _record(case: Case, outcome: str, reason: str = "") -> Record:
     return Record(case.name, case.kind, case.architecture, outcome, reason)
 
 
-def _outcome(case: Case) -> tuple[str, str]:
+def _outcome(case: Case, pairs: bool) -> tuple[str, str]:
     try:
         model = case.make()
     except Exception as error:
@@ -114,7 +117,7 @@ def _outcome(case: Case) -> tuple[str, str]:
         if own:
             _generate(case, model, 1, {"temperature": 0.0})
             return NOT_RUN, own
-        return _compared(case, model, expected)
+        return _compared(case, model, expected, pairs)
     except Refused as error:
         return REFUSED, one_line(error)
     except Wrong as error:
@@ -123,12 +126,12 @@ def _outcome(case: Case) -> tuple[str, str]:
         return (NOT_RUN, own) if own else (TRACEBACK, one_line(error))
 
 
-def _compared(case: Case, model: Any, expected: list[list[int]]) -> tuple[str, str]:
+def _compared(case: Case, model: Any, expected: list[list[int]], pairs: bool) -> tuple[str, str]:
     """Raises Refused, Wrong or Crashed by the first linear draft that is; trees are judged apart."""
     drafter, alone = perturbed(copy.deepcopy(model)), {"greedy": expected}
-    _same_everywhere(case, model, drafter, alone, LINEAR)
+    _same_everywhere(case, model, drafter, alone, LINEAR, pairs)
     try:
-        _same_everywhere(case, model, drafter, alone, TREES)
+        _same_everywhere(case, model, drafter, alone, TREES, pairs)
     except Refused as error:
         return NO_TREES, one_line(error)
     return EXACT, _notes(expected)
@@ -139,14 +142,14 @@ def _notes(expected: list[list[int]]) -> str:
     return "" if len({token for row in expected for token in row}) > 3 else "the small model repeats a few tokens"
 
 
-def _same_everywhere(case: Case, model: Any, drafter: Any, alone: dict[str, list[list[int]]], drafts: dict[str, dict]) -> None:
+def _same_everywhere(case: Case, model: Any, drafter: Any, alone: dict[str, list[list[int]]], drafts: dict[str, dict], pairs: bool) -> None:
     """`alone` holds plain decoding's rows by mode; those of coupled sampling are added where they are not there yet."""
-    for mode, sampling in MODES.items():
+    for turn, (mode, sampling) in enumerate(MODES.items()):
         if mode not in alone:
             alone[mode] = [_generate(case, model, row, sampling | {"seed": SEED + row}, alone=True)[0] for row in range(3)]
-        for draft, options in drafts.items():
+        for number, (draft, options) in enumerate(drafts.items()):
             options = options | ({"drafter": drafter} if options.get("drafter") == "another" else {})
-            for rows in (1, 3):
+            for rows in ((1, 3)[(turn + number) % 2],) if pairs else (1, 3):
                 found = _generate(case, model, rows, sampling | options | {"seed": SEED})
                 _compare(f"{mode}, {draft}, batch {rows}", found, alone[mode][:rows])
 

@@ -1,5 +1,7 @@
 """A fast slice of the sweep: image-text architectures that have no case in `tests.seeing`."""
 
+from dataclasses import replace
+
 import pytest
 
 from mmspec.models.families.registry import SEES
@@ -13,7 +15,7 @@ CASES = {case.name: case for case in cases()}
 
 @pytest.mark.parametrize("name", ADDED)
 def test_pictures_give_the_tokens_of_each_row_alone(name):
-    record = examine(CASES[name])
+    record = examine(replace(CASES[name], tokens=min(6, CASES[name].tokens)), pairs=True)
     assert record.outcome == EXACT, record.reason
 
 

@@ -172,18 +172,19 @@ def test_training_raises_the_acceptance_of_masks_and_writes_a_folder(mini_text, 
     assert not (ids == example.mask_id).any()
     before = data.acceptance(example)
     assert len(before) == 3
-    fit(example, lambda module, turn: module(data.draw(model, turn, 4)), Fit(steps=15, lr=3e-3, warmup=2), tmp_path / "c.pt")
+    fit(example, lambda module, turn: module(data.draw(model, turn, 4)), Fit(steps=8, lr=5e-3, warmup=2), tmp_path / "c.pt")
     after = data.acceptance(example)
     assert all(now[0] > then[0] + 0.02 for now, then in zip(after[1:], before[1:], strict=True))
     mini = mmspec.load("text")
-    said = note_acceptance(tmp_path / "a.jsonl", 15, after)
-    assert said.startswith("step 15: held-out acceptance 0.")
+    said = note_acceptance(tmp_path / "a.jsonl", 8, after)
+    assert said.startswith("step 8: held-out acceptance 0.")
     settings = {"model": "mini", "command": "python text/distil_model.py --parallel 4"}
     save_small_model(model, mini.processor, tmp_path / "out", settings, noted_acceptance(tmp_path / "a.jsonl"), example.mask_id)
     assert f"by mask token {example.mask_id} (PARD)" in (tmp_path / "out" / "README.md").read_text()
     found = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     assert mask_token_of(found) == example.mask_id
-    out, plain = (mmspec.text.generate(mini.target, mini.examples, drafter, max_new_tokens=16, draft_length=3) for drafter in (found, None))
+    some = {name: tensor[:4] for name, tensor in mini.examples.items()}
+    out, plain = (mmspec.text.generate(mini.target, some, drafter, max_new_tokens=16, draft_length=3) for drafter in (found, None))
     assert out.tokens.tolist() == plain.tokens.tolist()
     assert out.stats.accepted > 0
 

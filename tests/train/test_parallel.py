@@ -190,18 +190,35 @@ def test_one_process_does_everything():
 # --- launchers --------------------------------------------------------------------------------------------------------
 
 
+JOINS = """
+import sys
+from mmspec.train.parallel import join_processes
+
+here = join_processes()
+print(f"{sys.argv[1]}: {here.process_index} of {here.num_processes}", flush=True)
+"""
+
+
 def test_accelerate_launch_starts_one_job_of_two_processes(tmp_path):
-    """Without several GPUs it starts one process; the recipe starts the others."""
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", str(ROOT / "text" / "train_drafter.py")]
+    """Without several GPUs it starts one process; `join_processes` starts the others."""
+    (tmp_path / "joins.py").write_text(JOINS)
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "joins.py", "argument"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    done = run([*command, "medusa", "--smoke"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
+    done = run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("written")) == [
+    assert sorted(line for line in done.stdout.splitlines() if line.startswith("argument")) == ["argument: 0 of 2", "argument: 1 of 2"]
+
+
+def test_the_recipe_is_one_job_of_two_processes(tmp_path):
+    """Each writes a part of the text, and one of them the figures and the drafter."""
+    made = tmp_path / "drafters"
+    done = two(ROOT / "text" / "train_drafter.py", tmp_path, "medusa", "--smoke", "--work", made)
+    said = [line for each in done for line in each.stdout.splitlines()]
+    assert sorted(line for line in said if line.startswith("written")) == [
         "written 20 of 40 windows at temperature 0",
         "written 40 of 40 windows at temperature 1",
     ]
-    assert [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith("step")] == ["step 1", "step 2"]
-    made = tmp_path / "build" / "drafters"
+    assert [line.split(":")[0] for line in said if line.startswith("step")] == ["step 1", "step 2"]
     assert [json.loads(line)["step"] for line in (made / "medusa.jsonl").read_text().splitlines()] == [1, 2]
     assert "torchrun --nproc-per-node 2 text/train_drafter.py medusa" in (made / "medusa" / "card.md").read_text()
 
