@@ -1,12 +1,13 @@
-"""Every source of drafts x every tree x ragged and single rows x every way to end x greedy and coupled: the tokens of plain decoding.
+"""Every source of drafts x every tree in a ragged batch whose rows end in every way: the tokens of plain decoding.
 
-The rows of the ragged batch end one by one: the first by an end token, the second by a `stops` function, the third by max_new_tokens.
-Then one of them runs alone: it must write the same, and every round must draft and accept what it did in the batch.
+The rows of the batch end one by one: the first by an end token, the second by a `stops` function, the third by max_new_tokens.
+In every third of these runs, one of the rows also runs alone: it must write the same, and every round must draft and accept what it did
+in the batch. Greedy and coupled runs, and the rows alone, take turns so that every pair of (source, tree, temperature, row alone) is run.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import cycle
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -20,9 +21,9 @@ from mmspec.run.registry import DRAFTERS, SELF_DRAFTING
 from mmspec.run.shapes import SEARCHES
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt
-from tests.drafters.sources import GROWN, IN_CHECKPOINTS, NAMED, OWN_FORM, TREES, Make, World
+from tests.drafters.sources import GROWN, IN_CHECKPOINTS, NAMED, OWN_FORM, TREES, World
 
-NEW, LENGTH, HALT, TEMPERATURE, SEED = 12, 4, 6, 1.0, 7
+NEW, LENGTH, HALT, TEMPERATURE, SEED = 9, 4, 6, 1.0, 7
 INPUTS = random_prompt(5, 9, 1, seed=8)  # the last row has nothing before its pending token
 TEMPERATURES = (0.0, TEMPERATURE)
 
@@ -104,27 +105,45 @@ def check(world: World, plain: Any, name: str, source: Any, tree: str, temperatu
         )
 
 
-def check_all(world: World, plain: Any, name: str, make: Make, trees: Iterable[str], rows: Iterator[int]) -> None:
-    """All named `trees` at both temperatures, and objects at one of them; each tree once with a row alone."""
-    sources = [make(world, temperature) for temperature in TEMPERATURES]
-    for number, tree in enumerate(trees):
-        for turn, temperature in enumerate(TEMPERATURES):
-            chosen = turn == number % 2
-            if chosen or tree in NAMED:
-                check(world, plain, name, sources[turn], tree, temperature, next(rows) if chosen else None)
+def in_turn(shift: int) -> Iterator[tuple[str, float, int | None]]:
+    """Every tree, with the temperature and the row that runs alone of the source of number `shift`."""
+    for number, tree in enumerate(TREES, shift):
+        yield tree, TEMPERATURES[number % 2], (number // 3 + shift) % 3 if number % 3 == 0 else None
+
+
+def check_trees(world: World, plain: Any, name: str) -> None:
+    """Every tree at one temperature; every third with a row alone."""
+    sources = {temperature: GROWN[name](world, temperature) for temperature in TEMPERATURES}
+    for tree, temperature, alone in in_turn(list(GROWN).index(name)):
+        check(world, plain, name, sources[temperature], tree, temperature, alone)
+
+
+def check_own_form(world: World, plain: Any, name: str) -> None:
+    """Chains at both temperatures, one of them with a row alone."""
+    turn = list(OWN_FORM).index(name)
+    for number, temperature in enumerate(TEMPERATURES, turn):
+        check(world, plain, name, OWN_FORM[name](world, temperature), "chain", temperature, turn // 2 % 3 if number % 2 == 0 else None)
+
+
+def test_every_pair_of_factors_is_run():
+    runs = [(name, *turn) for shift, name in enumerate(GROWN) for turn in in_turn(shift)]
+    factors = (GROWN, TREES, TEMPERATURES, range(3))
+    for (one, left), (other, right) in combinations(enumerate(factors), 2):
+        missing = set(product(left, right)) - {(run[one], run[other]) for run in runs}
+        assert not missing
 
 
 @pytest.mark.parametrize("name", GROWN)
 def test_what_grows_trees_is_exact_in_every_tree(name, world, plain):
-    check_all(world, plain, name, GROWN[name], TREES, cycle(range(3)))
+    check_trees(world, plain, name)
 
 
 @pytest.mark.parametrize("name", OWN_FORM)
 def test_what_has_a_form_of_its_own_is_exact_and_takes_no_tree(name, world, plain):
+    check_own_form(world, plain, name)
     if name.removeprefix("name ") in SELF_DRAFTING:  # names for what is tested above
-        check_all(world, plain, name, OWN_FORM[name], ("opt", "chain"), cycle(range(3)))
+        check(world, plain, name, OWN_FORM[name](world, TEMPERATURE), "opt", TEMPERATURE)
         return
-    check_all(world, plain, name, OWN_FORM[name], ("chain",), cycle(range(3)))
     for tree in (tree for tree in TREES.values() if tree is not None):
         with pytest.raises(ValueError, match=r"^drafter .* takes no tree: leave tree out, or draft with a model") as caught:
             decoded(world.big, OWN_FORM[name](world, 0.0), tree, 0.0)
