@@ -26,8 +26,8 @@ NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma-3", "Phi-3", "GPT-2", "GPT
 ALONE = {"drafter": None}
 
 
-def checked(target, drafter=None, **plan):
-    pair = pair_of_models(target, drafter, config=Config(run=RunSection(max_new_tokens=16)))
+def checked(target, drafter=None, tokens=16, **plan):
+    pair = pair_of_models(target, drafter, config=Config(run=RunSection(max_new_tokens=tokens)))
     findings, _ = verify(pair, Plan(pair.examples[:2], seeds=(0,), **plan))
     return findings
 
@@ -40,7 +40,7 @@ def cause_of(findings) -> str:
 
 @pytest.mark.parametrize("name", NAMED)
 def test_the_named_families_pass(name):
-    findings = checked(build(FAMILIES[name]), another(name))
+    findings = checked(build(FAMILIES[name]), another(name), tokens=8)
     assert all(finding.passed for finding in findings), [finding for finding in findings if not finding.passed]
     assert likely_cause(findings) == ""
     assert len(findings) >= 20

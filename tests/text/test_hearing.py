@@ -265,18 +265,18 @@ def drafters_of(name, model):
 
 @pytest.mark.parametrize("name", ["Qwen2-Audio", "Voxtral"])
 def test_drafters_give_the_tokens_of_plain_decoding_and_ears_run_once(name):
-    model = build(FAMILIES[name])
+    model, asked, sampled = build(FAMILIES[name]), {"max_new_tokens": 12}, {"temperature": 1.0, "seed": 4}
+    given = {rows: inputs_for(name, rows) for rows in (1, 3)}
+    expected = {rows: model.generate(**inputs, do_sample=False, suppress_tokens=[AUDIO], **asked) for rows, inputs in given.items()}
+    plain = mmspec.text.generate(model, given[3], **asked, **sampled)
     for kind, (drafter, own) in drafters_of(name, model).items():
         ears = [model.model.audio_tower] + ([drafter.model.audio_tower] if own else [])
-        for rows in (1, 3):
-            inputs = inputs_for(name, rows)
-            expected = model.generate(**inputs, do_sample=False, max_new_tokens=TOKENS, suppress_tokens=[AUDIO])
+        for rows, inputs in given.items():
             with counted(*ears) as runs:
-                out = mmspec.text.generate(model, inputs, drafter=drafter, draft_length=4, max_new_tokens=TOKENS)
+                out = mmspec.text.generate(model, inputs, drafter=drafter, draft_length=4, **asked)
             assert runs == [1, own][: len(runs)], f"{kind}, {rows} rows"
-            assert torch.equal(out.sequences, expected[:, inputs["input_ids"].shape[1] :]), f"{kind}, {rows} rows"
-        plain = mmspec.text.generate(model, inputs, max_new_tokens=TOKENS, temperature=1.0, seed=4)
-        out = mmspec.text.generate(model, inputs, drafter=drafter, draft_length=4, max_new_tokens=TOKENS, temperature=1.0, seed=4)
+            assert torch.equal(out.sequences, expected[rows][:, inputs["input_ids"].shape[1] :]), f"{kind}, {rows} rows"
+        out = mmspec.text.generate(model, given[3], drafter=drafter, draft_length=4, **asked, **sampled)
         assert torch.equal(out.sequences, plain.sequences), kind
 
 

@@ -14,7 +14,7 @@ from mmspec.models.target import HFTarget
 from tests.crossing import generated_alone
 from tests.families import FAMILIES, LLAMA, VOCAB, build, inputs_for
 
-N = 768
+N = 384
 CAUSAL = ("GPT-2", "Llama", "Gemma-3", "Mistral")
 LENGTHS = {"single": (40,), "even": (33, 33), "ragged": (40, 3, 29)}
 
@@ -40,17 +40,19 @@ def generate(model, inputs, **options):
     return mmspec.text.generate(model, inputs, max_new_tokens=10, **options).tokens
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"drafter": "lookup", "draft_length": 3}, {"repetition_penalty": 1.3, "temperature": 0.8}], ids=str
-)
+OPTIONS = ({}, {"drafter": "lookup", "draft_length": 3}, {"repetition_penalty": 1.3, "temperature": 0.8})
+PIECES = ((7, 7), (16, 5), (1, 1))
+
+
+@pytest.mark.parametrize("asked", range(len(OPTIONS)))
 @pytest.mark.parametrize("rows", LENGTHS)
 @pytest.mark.parametrize("name", CAUSAL)
-def test_pieces_give_the_tokens_of_a_whole_prompt(name, rows, options, monkeypatch):
-    model, inputs = alone(name), prompts(LENGTHS[rows])
+def test_pieces_give_the_tokens_of_a_whole_prompt(name, rows, asked, monkeypatch):
+    """Every pair of pieces with a model, a batch and options."""
+    model, inputs, options = alone(name), prompts(LENGTHS[rows]), OPTIONS[asked]
     whole = generate(model, inputs, **options)
-    for first, later in ((7, 7), (16, 5), (1, 1)):
-        in_pieces(monkeypatch, first, later)
-        assert torch.equal(generate(model, inputs, **options), whole), (first, later)
+    in_pieces(monkeypatch, *PIECES[(CAUSAL.index(name) + list(LENGTHS).index(rows) + asked) % 3])
+    assert torch.equal(generate(model, inputs, **options), whole)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -97,12 +99,17 @@ def test_every_family_gives_the_same_in_pieces(name, monkeypatch):
 # --- sizes ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"drafter": "lookup", "draft_length": 4}, {"repetition_penalty": 1.2}], ids=str)
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("rows", [(N,), (N, N), (N, N // 3)], ids=["single", "even", "ragged"])
+READS = ({}, {"drafter": "lookup", "draft_length": 4}, {"repetition_penalty": 1.2})
+LONG = {"single": (N,), "even": (N, N), "ragged": (N, N // 3)}
+
+
+@pytest.mark.parametrize("asked", range(len(READS)))
+@pytest.mark.parametrize("batch", LONG)
 @pytest.mark.parametrize("name", ["Llama", "Gemma-3"])
-def test_no_tensor_of_columns_times_columns(name, rows, attention, options, monkeypatch):
-    model = longer(name, attention)
+def test_no_tensor_of_columns_times_columns(name, batch, asked, monkeypatch):
+    """Each attention with every model, batch and options."""
+    rows, options = LONG[batch], READS[asked]
+    model = longer(name, ("sdpa", "eager")[(list(LONG).index(batch) + asked + (name == "Llama")) % 2])
     in_pieces(monkeypatch, base.UNMASKED_PIECE, 32)
     generate(model, prompts((9,)), **options)  # the self-test of a class's first generation
     assert operations(lambda: generate(model, prompts(rows), **options)).largest < N * N // 2

@@ -82,7 +82,7 @@ def test_trees_of_trained_drafters_are_measured(mini, kind, tmp_path):
         torch.manual_seed(0)
         folder = tmp_path / kind
         save_drafter(new_net(kind, mini.target), folder)
-    run = RunSection(max_new_tokens=16)
+    run = RunSection(max_new_tokens=8)
     pair = load_pair(Config(drafter=DrafterSection(kind="trained", path=str(folder)), run=run))
     depth = most_levels(pair, 3)
     costs = measure_tree_costs(pair, pair.examples[0], 4)

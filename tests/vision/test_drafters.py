@@ -195,6 +195,8 @@ def test_the_recipe_writes_what_the_command_draws_with(kind, tmp_path, capsys):
         assert found["codes"] == found["compare"]["codes"]
     (tmp_path / "pictures" / "out.png").unlink()
     refused(draw(*args, "--drafter", tmp_path / "drafter", "--method", "jacobi", model=path), "method 'jacobi' does not read")
+    if kind != "eagle1":  # the three kinds read the folder of drawn pictures in the same way
+        return
     again = Started(ROOT / "vision/train_drafter.py", *words, "--temperature", 0.5, cwd=tmp_path, folder=tmp_path).finish(timeout=240)
     assert again.returncode == 2
     assert "holds pictures drawn with temperature 1.0, not 0.5" in again.stderr
