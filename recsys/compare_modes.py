@@ -65,7 +65,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a few users, one k, one round")
     args = parser.parse_args()
     if args.smoke:
-        args.users, args.k, args.rounds, args.batches, args.timed_batch = 6, [5], 1, [1, 2], 2
+        args.users, args.k, args.rounds, args.batches, args.timed_batch = 2, [5], 1, [1, 2], 2
     mini, device, dtype = mmspec.load("recsys"), torch.device(args.device), getattr(torch, args.dtype)
     target = grown(args.random, mini.target.config) if args.random else mini.target
     target = target.to(device, dtype)

@@ -44,7 +44,7 @@ SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "
 def read(args: argparse.Namespace) -> Data:
     catalogue = Catalogue.read(args.target / "catalogue.parquet")
     if args.data == "shop":
-        return examples(catalogue)
+        return examples(catalogue, 500) if args.smoke else examples(catalogue)
     return replace(beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / args.data), catalogue=catalogue)
 
 

@@ -57,12 +57,12 @@ SETS = {
 }
 
 
-def read(name: str, ids: str) -> Data:
+def read(name: str, ids: str, past: int) -> Data:
     if name != "shop":
         return beauty(Path(os.environ.get("MMSPEC_DATA", "../shared/data")) / name, ids, **WRITTEN)
     shop, size = Shop.of(), SETS[name]["codes"]
     codes = make(torch.from_numpy(shop.embeddings), levels=4, size=size)
-    return examples(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN))
+    return examples(Catalogue.of_codes(range(len(shop)), codes, size, names=shop.names, **WRITTEN), past)
 
 
 def model_for(levels: int, codes: int, sizes: dict) -> LlamaForCausalLM:
@@ -110,7 +110,7 @@ def main() -> None:
     args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
-    chosen, data = SETS[args.data], read(args.data, args.ids)
+    chosen, data = SETS[args.data], read(args.data, args.ids, 500 if args.smoke else 50_000)
     if args.smoke:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
     sizes = chosen["model"] | args.model | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {})

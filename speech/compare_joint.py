@@ -69,7 +69,7 @@ def said(target: Any, options: dict[str, Any], asked: list[tuple[str, str]], arg
 def main() -> None:
     args = parsed()
     if args.smoke:
-        args.utterances, args.taus, args.max_seconds = 4, [1, 2], 0.5
+        args.utterances, args.taus, args.max_seconds = 2, [1], 0.3
     asked = spoken_numbers(args.utterances)
     ears = None if args.ears is None else Ears.load(args.ears, sorted({voice for _, voice in asked}))
     mini, table, heard = mmspec.load("speech"), [], {}

@@ -113,7 +113,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two rows, a few short utterances")
     args = parser.parse_args()
     if args.smoke:
-        args.utterances, args.timed, args.only, args.max_seconds = 4, 2, ["model"], 0.5
+        args.utterances, args.timed, args.only, args.max_seconds = 2, 1, ["model"], 0.3
     mini, asked = mmspec.load("speech"), FORMS[args.form](args.utterances)
     try:
         mini = changed_mini(mini, args.trained, args.layers)

@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="one pair, two prompts, a few tokens")
     args = parser.parse_args()
     if args.smoke:
-        args.ratios, args.gains, args.lengths, args.least, args.limit, args.choose, args.max_new_tokens = [2], [0.05], [2], [1], 2, 1, 8
+        args.ratios, args.gains, args.lengths, args.least, args.limit, args.choose, args.max_new_tokens = [2], [0.05], [2], [1], 2, 1, 4
     torch.set_num_threads(1)
     try:
         kind, path = ("none", None) if args.drafter is None else ("model", None if args.drafter == "model" else args.drafter)

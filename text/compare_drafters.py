@@ -125,7 +125,7 @@ def main() -> None:
     args = parser.parse_args()
     args.drafters = args.drafters or [*FREE, *shipped_drafters()]
     if args.smoke:
-        args.drafters, args.limit, args.max_new_tokens, args.nodes, args.depth, args.least = ["none", "model"], 1, 8, 6, 3, 1
+        args.drafters, args.temperatures, args.limit, args.max_new_tokens, args.depth, args.least = ["none", "model"], [0.0], 1, 6, 3, 1
     try:
         args.given = [record["prompt"] for record in read_prompts(args.prompts)][: args.limit] if args.prompts else None
         args.calibration = calibration_prompts(args)
@@ -141,7 +141,7 @@ def calibration_prompts(args: argparse.Namespace) -> list[str]:
     if args.calibrate is not None:
         return [record["prompt"] for record in read_prompts(args.calibrate)]
     if args.smoke:
-        return [f"Question: what is {i} and {i}?\nAnswer:" for i in range(4)]
+        return [f"Question: what is {i} and {i}?\nAnswer:" for i in range(2)]
     texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
     return openings([text for index, text in enumerate(texts) if index % 20 == 7])[:16]
 

@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two ways, two requests")
     args = parser.parse_args()
     if args.smoke:
-        args.requests, args.timed, args.max_new_tokens, args.only = 2, 1, 8, ["text, newline"]
+        args.requests, args.timed, args.max_new_tokens, args.only = 2, 1, 4, ["text, newline"]
     mini = mmspec.load("vlm")
     known = vlm_methods(mini)
     if wrong := set(args.only or ()) - known.keys():

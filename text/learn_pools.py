@@ -135,7 +135,7 @@ def main() -> None:
             return
         mini = mmspec.load("text")
         if args.smoke:
-            examples, args.max_new_tokens = mini.processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True), 12
+            examples, args.max_new_tokens = mini.processor.batch_decode(mini.examples["input_ids"], skip_special_tokens=True), 6
             learnt, tested = ({"Question": examples[i : i + 1], "Story": examples[8 + i : 9 + i]} for i in (0, 1))
         else:
             learnt, tested = kinds(args.learn, args.test)

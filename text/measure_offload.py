@@ -137,7 +137,7 @@ def main() -> None:
             mini = mmspec.load("text")
             mini.target.save_pretrained(f"{folder}/mini")
             mini.processor.save_pretrained(f"{folder}/mini")
-            args.model, args.sizes, args.max_new_tokens = f"{folder}/mini", [1, 16, 64, "auto"], 8
+            args.model, args.sizes, args.max_new_tokens = f"{folder}/mini", [16, "auto"], 4
             args.texts = [own_prompts("qa")[0].text]
         found = measure(args, f"{folder}/disk")
     if args.out is not None:

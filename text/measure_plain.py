@@ -137,7 +137,7 @@ def main() -> None:
     if args.who:  # a process that `prompts` started
         print(json.dumps(one(args)))
         return
-    args.lengths, args.new, args.repeats = ([64], 4, 1) if args.smoke else (args.lengths, args.new, args.repeats)
+    args.lengths, args.new, args.repeats = ([16], 3, 1) if args.smoke else (args.lengths, args.new, args.repeats)
     found = {"rows": parts[args.part](args), "provenance": provenance(torch.device("cpu"))}
     print("\n".join(json.dumps(row) for row in found["rows"]))
     print(f"{machine(found['provenance'])}; torch {torch.__version__}")

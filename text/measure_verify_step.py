@@ -39,7 +39,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="a tiny model on the CPU")
     args = parser.parse_args()
     if args.smoke:
-        args.repeats, args.context = 3, 16
+        args.repeats, args.context, args.tokens = 3, 16, [1, 8]
     device = torch.device("cuda" if torch.cuda.is_available() and not args.smoke else "cpu")
     found = measure(args, device) | {"provenance": provenance(device)}
     print(f"Weights read: {found['weight_bytes'] / 1e9:.3f} GB; copy bandwidth {found['bytes_per_second'] / 1e9:.0f} GB/s;", end=" ")

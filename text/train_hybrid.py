@@ -94,7 +94,7 @@ def main() -> None:
     mini = mmspec.load("text")
     tokenizer, fields = mini.processor, json.loads(args.config.read_text(encoding="utf-8")) if args.config else QWEN3_NEXT
     if args.smoke:
-        texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)]
+        texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(100)]
         args.steps, args.rows, args.out = 2, 2, args.work / "hybrid"
         fields = fields if args.config else fields | SMALLER
     else:
@@ -119,7 +119,7 @@ def main() -> None:
     inputs = {key: value for key, value in tokenizer(prompts, return_tensors="pt", padding=True).items() if key != "token_type_ids"}
     facts = {"held-out loss (nats a token)": loss_on(model, unseen)}
     for name, drafter in (("lookup", "lookup"), ("mini text's drafter", mini.drafters["model"])):
-        stats = mmspec.text.generate(model, inputs, drafter, max_new_tokens=16 if args.smoke else 96, draft_length=5).stats
+        stats = mmspec.text.generate(model, inputs, drafter, max_new_tokens=8 if args.smoke else 96, draft_length=5).stats
         facts[f"tokens per target call, {name}, drafts of 5, greedy"] = stats.tokens_per_call
     rows = "\n".join(f"| {name} | {value:.3f} |" for name, value in facts.items())
     card = CARD.format(

@@ -105,8 +105,8 @@ def main() -> None:
     args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     if args.smoke:
-        texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(400)]
-        target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 4, 2
+        texts = [f"Question: what is {i} and {i}?\nAnswer: {2 * i}, as {i} plus {i} is {2 * i}. " * 8 for i in range(100)]
+        target, drafter, rows, rounds = llama(32, 2, 2, 64), llama(16, 1, 2, 32), 2, 2
         args.steps, args.drafter_steps, args.out = 2, 2, args.work / "mini"  # never over the shipped one
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))

@@ -85,10 +85,10 @@ def main() -> None:
     parser.add_argument("--timed-batch", type=int, default=1)
     parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
-    parser.add_argument("--smoke", action="store_true", help="ten pictures, two methods, no seconds")
+    parser.add_argument("--smoke", action="store_true", help="ten pictures, short windows, two methods, no seconds")
     args = parser.parse_args()
     if args.smoke:
-        args.pictures, args.batch, args.methods, args.rounds = 10, 20, ["scd", "scd + cool-sd"], 0
+        args.pictures, args.batch, args.window, args.methods, args.rounds = 10, 20, 8, ["scd", "scd + cool-sd"], 0
     folder = args.folder or HOME / "vision" / args.set
     parts, judge = load_images(folder), load_judge(folder)
     model, given = parts["target"], parts["examples"]

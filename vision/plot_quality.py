@@ -104,10 +104,10 @@ def main() -> None:
     names = [name for name in (*METHODS, *PUBLISHED) if name != "plain"]
     parser.add_argument("--methods", nargs="+", default=names, choices=names, metavar="METHOD")
     parser.add_argument("--out", type=Path, default=Path("build/quality.svg"), help="the plot: svg, png or pdf; a .json beside it")
-    parser.add_argument("--smoke", action="store_true", help="ten pictures, two methods")
+    parser.add_argument("--smoke", action="store_true", help="ten pictures, short windows, two methods")
     args = parser.parse_args()
     if args.smoke:
-        args.pictures, args.batch, args.methods = 10, 20, ["scd", "sjd++"]
+        args.pictures, args.batch, args.window, args.methods = 10, 20, 8, ["scd", "sjd++"]
     args.out.parent.mkdir(parents=True, exist_ok=True)
     folder = args.folder or HOME / "vision" / args.set
     parts, judge = load_images(folder), load_judge(folder)

@@ -72,11 +72,11 @@ def main() -> None:
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--drafted", type=int, default=40, help="pictures that acceptance is counted over")
     parser.add_argument("--out", type=Path, default=Path("build/sigma-out.svg"), help="the plot: svg, png or pdf")
-    parser.add_argument("--smoke", action="store_true", help="four pictures at two values")
+    parser.add_argument("--smoke", action="store_true", help="two pictures at two values")
     args = parser.parse_args()
     sigmas = SIGMAS
     if args.smoke:
-        args.pictures, args.drafted, sigmas = 4, 1, (0.0, 0.3)
+        args.pictures, args.drafted, sigmas = 2, 1, (0.0, 0.3)
     args.out.parent.mkdir(parents=True, exist_ok=True)
     model, judge = mmspec.load("continuous").target, load_judge(HOME / "vision" / "fashion")
     data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))

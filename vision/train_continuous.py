@@ -122,7 +122,8 @@ def main() -> None:
 
     @torch.no_grad()
     def held_out(example, step: int) -> dict:
-        generator, (tokens, classes) = torch.Generator().manual_seed(1), held.some(128, torch.Generator().manual_seed(0))
+        count, generator = 4 if args.smoke else 128, torch.Generator().manual_seed(1)
+        tokens, classes = held.some(count, torch.Generator().manual_seed(0))
         if not args.draft:
             facts = {"loss, held out": example(classes, tokens, tokens, generator).item()}
             facts["the same from nothing"] = example(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()

@@ -217,15 +217,18 @@ def _looks(draw: np.random.Generator) -> NDArray[np.int64]:
     return np.stack(np.unravel_index(draw.choice(int(np.prod(shape)), SIDE, replace=False), shape), 1)
 
 
-def examples(catalogue: Any) -> Any:
-    """Return a `mmspec.recsys.histories.Data` of a shop's customers: unlimited training ones (seed 0), others (1, 2) to measure on."""
+def examples(catalogue: Any, past: int = 50_000) -> Any:
+    """Return a `mmspec.recsys.histories.Data` of a shop's customers: unlimited training ones (seed 0), others (1, 2) to measure on.
+
+    `past` is the number of training customers whose purchases are counted.
+    """
     from mmspec.recsys.histories import Data
 
     shop = Shop.of()
     return Data(
         catalogue,
         users=lambda first, end: shop.histories(range(first, end)),
-        past=shop.histories(50_000),
+        past=shop.histories(past),
         held=shop.histories(500, seed=1),
         test=shop.histories(2000, seed=2),
     )

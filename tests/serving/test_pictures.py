@@ -2,6 +2,7 @@
 
 from concurrent.futures import CancelledError
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import pytest
@@ -63,11 +64,17 @@ def drawn(model, requests, method, drafter=None, draft_length=4, **settings):
     return [handle.result(0) for handle in handles], scheduler.counts
 
 
+@lru_cache(maxsize=1)
+def made(case):
+    """A family's model, and another that drafts for it."""
+    return CASES[case].make(), shaken(CASES[case].make())
+
+
 @pytest.mark.parametrize("method", FREE)
 @pytest.mark.parametrize("case", CASES)
 def test_every_family_draws_the_picture_of_the_request_alone(case, method):
-    adapter = CASES[case].make()
-    small = shaken(CASES[case].make()) if FREE[method] else None
+    adapter, small = made(case)
+    small = small if FREE[method] else None
     requests = asked([one_of(case, row) for row in range(4)], CASES[case].guided)
     found, counts = drawn(adapter, requests, method, small)
     for out, each in zip(found, requests, strict=True):
@@ -82,6 +89,12 @@ def test_every_family_draws_the_picture_of_the_request_alone(case, method):
 @pytest.fixture(scope="module")
 def small():
     return guided_model()
+
+
+@pytest.fixture(scope="module")
+def plain(small):
+    """What plain decoding draws for each request of the tests below."""
+    return [each.alone(small, "plain").sequences.tolist() for each in asked([0, 1, 2, 0])]
 
 
 FORMS = {
@@ -100,10 +113,10 @@ FORMS = {
 
 @pytest.mark.parametrize("length", [1, 6, "auto"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_source_of_drafts_gives_the_pictures_of_plain_decoding(form, length, small):
+def test_every_source_of_drafts_gives_the_pictures_of_plain_decoding(form, length, small, plain):
     requests = asked([0, 1, 2, 0])
     found, counts = drawn(small, requests, draft_length=length, **FORMS[form])
-    assert [out.sequences.tolist() for out in found] == [each.alone(small, "plain").sequences.tolist() for each in requests]
+    assert [out.sequences.tolist() for out in found] == plain
     assert counts.restarted == 0
     assert counts.drafted > 0
 
@@ -193,10 +206,10 @@ MUTANTS = {  # each part gives its rows another row's state when some leave or j
 
 
 @pytest.mark.parametrize("part", MUTANTS)
-def test_mutant_a_part_whose_rows_are_mixed_up_gives_other_pictures(part, small, monkeypatch):
+def test_mutant_a_part_whose_rows_are_mixed_up_gives_other_pictures(part, small, plain, monkeypatch):
     where, name, change = MUTANTS[part]
     requests = asked([0, 1, 2, 0])
-    wanted = [each.alone(small, "plain").sequences[0].tolist() for each in requests]
+    wanted = [sequences[0] for sequences in plain]
     monkeypatch.setattr(where, name, change(getattr(where, name)))
     scheduler, waiting = scheduler_of(PictureModel.of(small, Request.of(draft_length=4), None, PictureSettings()), max_rows=3)
     assert [handle.tokens for handle in serve(scheduler, waiting, requests, most=300)] != wanted

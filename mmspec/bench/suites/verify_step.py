@@ -87,7 +87,7 @@ def bandwidth(device: torch.device, size: int) -> float:
 
 
 def verify_steps(
-    model: Any, tokens: Sequence[int], context: int, repeats: int, options: Mapping[str, Any]
+    model: Any, tokens: Sequence[int], context: int, repeats: int, options: Mapping[str, Any] | None
 ) -> tuple[list[dict[str, Any]], dict[str, float]]:
     """Time `score` of drafts of several sizes on a cached context, eager and captured.
 
@@ -96,7 +96,7 @@ def verify_steps(
         tokens: sizes of the drafts, the pending token included.
         context: cached positions.
         repeats: timed calls of each.
-        options: of `torch.compile`; the default captures CUDA graphs.
+        options: of `torch.compile`; the default captures CUDA graphs. None: eager only.
 
     Returns:
         A row for each run and size, and the floor: bytes of the weights, bytes a second of a copy, and milliseconds.
@@ -106,8 +106,8 @@ def verify_steps(
     speed = bandwidth(device, 2**30 if device.type == "cuda" else 2**22)
     floor = 1000 * size / speed
     eager = HFTarget(model, DecoderOnly.of(model), reserve=256)
-    rows = []
-    for name, target in (("eager", eager), ("captured", eager.capture(256, **options))):
+    rows, targets = [], {"eager": eager} | ({} if options is None else {"captured": eager.capture(256, **options)})
+    for name, target in targets.items():
         session, pending = _opened(target, context)
         for count in tokens:
             middle, low, high = timed(_step_of(session, pending, count), device, repeats)
