@@ -34,9 +34,9 @@ def refuse_old_cache_names(record: logging.LogRecord) -> bool:
 logging.getLogger("transformers.utils.generic").addFilter(refuse_old_cache_names)
 
 
-def llama(layers: int, seed: int) -> LlamaForCausalLM:
+def llama(layers: int, seed: int, vocabulary: int = 50) -> LlamaForCausalLM:
     torch.manual_seed(seed)
-    sizes = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes = {"vocab_size": vocabulary, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2}
     model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=layers, max_position_embeddings=256, **sizes)).eval()
     for parameter in model.parameters():
         parameter.data.mul_(6)

@@ -10,7 +10,7 @@ from mmspec.models.compat.cache_name import cache_keyword, cache_of
 from mmspec.models.recurrent.states import RecurrentStates
 from tests.sizes import LLAMA, STATES, VOCAB, Case, build
 
-__all__ = ["HYBRIDS", "LINEAR", "MAMBA2", "another", "build", "of_vocabulary", "prompts", "small", "uncached_states"]
+__all__ = ["HYBRIDS", "LINEAR", "MAMBA2", "another", "build", "of_sizes", "prompts", "small", "uncached_states"]
 
 EVERY_OTHER = ["linear_attention", "full_attention"] * 2
 CONVS = ["conv", "full_attention"] * 2
@@ -125,10 +125,12 @@ def small(name: str) -> Any:
     return model.requires_grad_(False)
 
 
-def of_vocabulary(name: str, size: int) -> Any:
-    """As `small`, with another number of values."""
+def of_sizes(name: str, vocabulary: int, layers: int) -> Any:
+    """As `small`, with another number of values, and its last layers only."""
     first = small(name)
-    first.config.vocab_size = size
+    first.config.vocab_size = vocabulary
+    if layers != first.config.num_hidden_layers:
+        first.config.num_hidden_layers, first.config.layer_types = layers, first.config.layer_types[-layers:]
     model = build(Case(lambda: type(first)(first.config), "hybrid"))
     model.generation_config.eos_token_id, model.generation_config.pad_token_id = None, 0
     return model.requires_grad_(False)

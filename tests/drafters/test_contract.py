@@ -118,8 +118,7 @@ def test_greedy_output_is_that_of_transformers(drafter, big, inputs):
     assert found == greedy(big, inputs)
 
 
-@BATCHES
-@pytest.mark.parametrize("rule", [Match(), Coupled()], ids=["match", "coupled"])
+@pytest.mark.parametrize(("inputs", "rule"), [(ONE, Match()), (RAGGED, Coupled())], ids=["one-match", "ragged-coupled"])
 def test_sampled_output_is_that_of_plain_sampling(drafter, big, inputs, rule):
     assert run(big, drafter, inputs, rule, seed=3, temperature=1.0).sequences.tolist() == plain(big, inputs, seed=3)
 
@@ -130,7 +129,7 @@ def test_no_residue_between_calls(drafter, big):
 
 def test_a_row_drafts_the_same_alone_and_in_a_batch(drafter, big):
     committed = traced(drafter, big).committed
-    for row in range(3):
+    for row in (0, 1):  # the most padded row, and the one that is not padded
         alone = []
         inputs = {key: value[row : row + 1] for key, value in RAGGED.items()}
         run(big, drafter, inputs, seed=row, on_step=lambda step, alone=alone: alone.append(step.committed.values[0]))

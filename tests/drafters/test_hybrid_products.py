@@ -1,23 +1,38 @@
-"""Every source of drafts x every tree over models with states, as `test_products` runs them over Llama: the tokens of plain decoding."""
-# ruff: noqa: F811  parameters of the tests are the imported fixtures
+"""Sources of drafts x trees over models with states, as `test_products` runs them over Llama: the tokens of plain decoding.
 
-from itertools import cycle
+Sources that keep states of their own, or run a part of the target's layers, are run in every tree; those that read the target's hidden
+states are run in a third of the trees, so that every tree has a third of them. Other families than Qwen3-Next are run in that way, too.
+"""
+# ruff: noqa: F811  parameters of the tests are the imported fixtures
 
 import pytest
 
 import mmspec
-from mmspec.run.registry import SELF_DRAFTING
 from tests.drafters.sources import GROWN, OWN_FORM, TREES
-from tests.drafters.test_products import INPUTS, NEW, check_all, decoded, plain, target, world  # noqa: F401
+from tests.drafters.test_products import (  # noqa: F401
+    INPUTS,
+    NEW,
+    TEMPERATURES,
+    check_own_form,
+    check_trees,
+    decoded,
+    in_turn,
+    plain,
+    target,
+    world,
+)
 from tests.drafters.test_products_options import OPTIONS
-from tests.hybrids import of_vocabulary
+from tests.hybrids import of_sizes
 
 REFUSED = ("swift", "similar-layers")
 """What runs the newest values again."""
 OTHERS = ("itself", "near", "early-exit-2", "kangaroo", "windowed", "layer-skip", "mtp", "eagle1", "dspark")
 """What is tested over more families than one."""
-EVERY = [("Qwen3-Next", name) for name in GROWN if name not in REFUSED]
-SOME = [(family, name) for family in ("Granite-MoE-hybrid", "RecurrentGemma") for name in OTHERS]
+EVERY = [name for name in GROWN if name not in REFUSED]
+WITH_STATES = ("itself", "near", "early-exit-1", "early-exit-2", "early-exit-3", "kangaroo", "eesd", "layer-skip", "windowed", "pard")
+"""What is run in every tree: it advances states by itself."""
+CASES = [("Qwen3-Next", name, number, name in WITH_STATES) for number, name in enumerate(EVERY)]
+CASES += [(family, name, number, False) for family in ("Granite-MoE-hybrid", "RecurrentGemma") for number, name in enumerate(OTHERS, 1)]
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +42,7 @@ def family(request):
 
 @pytest.fixture(scope="module")
 def model(family):
-    return of_vocabulary(family, 50)
+    return of_sizes(family, 50, 3 if family == "Qwen3-Next" else 4)
 
 
 def test_plain_decoding_is_the_models_own(target, plain):
@@ -37,37 +52,46 @@ def test_plain_decoding_is_the_models_own(target, plain):
         assert plain[0.0][row] == found[: len(plain[0.0][row])]
 
 
-@pytest.mark.parametrize(("family", "name"), EVERY + SOME, indirect=["family"], scope="module")
-def test_what_grows_trees_is_exact_in_every_tree(name, world, plain):
-    check_all(world, plain, name, GROWN[name], TREES, cycle(range(3)))
+def turns(number, in_every_tree):
+    return [turn for turn in in_turn(number) if in_every_tree or turn[2] is not None]
+
+
+@pytest.mark.parametrize(("family", "name", "number", "in_every_tree"), CASES, indirect=["family"], scope="module")
+def test_what_grows_trees_is_exact(name, number, in_every_tree, world, plain):
+    check_trees(world, plain, name, turns(number, in_every_tree))
+
+
+@pytest.mark.parametrize("family", sorted({case[0] for case in CASES}))
+def test_every_family_meets_every_tree_at_both_temperatures_and_every_row_alone(family):
+    runs = [turn for case in CASES if case[0] == family for turn in turns(*case[2:])]
+    assert {(tree, temperature) for tree, temperature, _ in runs} == {(tree, temperature) for tree in TREES for temperature in TEMPERATURES}
+    assert {(tree, row) for tree, _, row in runs if row is not None} == {(tree, row) for tree in TREES for row in range(3)}
 
 
 @pytest.mark.parametrize("name", [name for name in OWN_FORM if name.removeprefix("name ") not in REFUSED])
 def test_what_has_a_form_of_its_own_is_exact(name, world, plain):
-    trees = ("opt", "chain") if name.removeprefix("name ") in SELF_DRAFTING else ("chain",)
-    check_all(world, plain, name, OWN_FORM[name], trees, cycle(range(3)))
+    check_own_form(world, plain, name)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_options_change_what_plain_decoding_writes_and_nothing_else(name, world):
+@pytest.mark.parametrize(("number", "name"), enumerate(OPTIONS), ids=OPTIONS)
+def test_options_change_what_plain_decoding_writes_and_nothing_else(number, name, world):
     options = {"temperature": 0.0} | OPTIONS[name]
     length = options.pop("draft_length", 4)
     temperature = options.pop("temperature")
     expected = decoded(world.big, None, None, temperature, **options).tokens
-    for source in ("near", "early-exit-2", "eagle1", "dflash"):
+    for turn, source in enumerate(("near", "early-exit-2", "eagle1", "dflash"), number):
         made = GROWN[source](world, 1.0 if temperature else 0.0)
-        for tree in ("chain", "opt", "uneven-search"):
-            asked = length() if callable(length) else length
-            assert decoded(world.big, made, TREES[tree], temperature, draft_length=asked, **options).tokens == expected, (source, tree)
+        tree = ("chain", "opt", "uneven-search")[turn % 3]
+        asked = length() if callable(length) else length
+        assert decoded(world.big, made, TREES[tree], temperature, draft_length=asked, **options).tokens == expected, (source, tree)
 
 
 @pytest.mark.parametrize("source", ["near", "early-exit-2", "eagle1"])
-def test_chains_that_stop_early_row_by_row(source, world):
+def test_chains_that_stop_early_row_by_row(source, world, plain):
     for temperature in (0.0, 1.0):
         made = GROWN[source](world, temperature)
-        expected = decoded(world.big, None, None, temperature).tokens
         together = decoded(world.big, made, None, temperature, stop_below=0.5)
-        assert together.tokens == expected
+        assert together.tokens == plain[temperature]
         assert decoded(world.big, made, None, temperature, [2], stop_below=0.5).rounds[0] == together.rounds[2]
 
 

@@ -5,7 +5,7 @@ In every third of these runs, one of the rows also runs alone: it must write the
 in the batch. Greedy and coupled runs, and the rows alone, take turns so that every pair of (source, tree, temperature, row alone) is run.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, product
 from typing import Any
@@ -111,10 +111,9 @@ def in_turn(shift: int) -> Iterator[tuple[str, float, int | None]]:
         yield tree, TEMPERATURES[number % 2], (number // 3 + shift) % 3 if number % 3 == 0 else None
 
 
-def check_trees(world: World, plain: Any, name: str) -> None:
-    """Every tree at one temperature; every third with a row alone."""
+def check_trees(world: World, plain: Any, name: str, turns: Iterable[tuple[str, float, int | None]]) -> None:
     sources = {temperature: GROWN[name](world, temperature) for temperature in TEMPERATURES}
-    for tree, temperature, alone in in_turn(list(GROWN).index(name)):
+    for tree, temperature, alone in turns:
         check(world, plain, name, sources[temperature], tree, temperature, alone)
 
 
@@ -135,7 +134,7 @@ def test_every_pair_of_factors_is_run():
 
 @pytest.mark.parametrize("name", GROWN)
 def test_what_grows_trees_is_exact_in_every_tree(name, world, plain):
-    check_trees(world, plain, name)
+    check_trees(world, plain, name, in_turn(list(GROWN).index(name)))
 
 
 @pytest.mark.parametrize("name", OWN_FORM)

@@ -18,7 +18,7 @@ from tests.conftest import llama
 from tests.drafters.runs import run
 from tests.oracles.statistics import FAIL, PASS, chi_square
 
-PROMPT, ROWS = [4, 8, 15], 2500
+PROMPT, ROWS, VALUES = [4, 8, 15], 1000, 16
 BLOCKS = ("dflash", "dflash2", "dspark", "p-eagle")
 NETS = ("medusa", "hydra", "eagle1", "eagle3", "kangaroo", "mtp", "mtp-parallel", "glide", "ctc", "mask-tokens", *BLOCKS, *SYSTEMS)
 TREES = ("hydra", "eagle3", "kangaroo", "layer-skip", "mtp", "dspark", *SYSTEMS)
@@ -33,17 +33,17 @@ SELVES = {
 
 @pytest.fixture(scope="module")
 def target():
-    return llama(3, seed=5).requires_grad_(False)
+    return llama(3, seed=5, vocabulary=VALUES).requires_grad_(False)
 
 
 @pytest.fixture(scope="module")
 def joint(target):
-    """[2500] the distribution of values 2 and 3 after the prompt, value 1 summed out."""
+    """[256] the distribution of values 2 and 3 after the prompt, value 1 summed out."""
     with torch.no_grad():
-        pairs = torch.cartesian_prod(torch.arange(50), torch.arange(50))
+        pairs = torch.cartesian_prod(torch.arange(VALUES), torch.arange(VALUES))
         distributions = target(torch.cat([torch.tensor([PROMPT] * len(pairs)), pairs], 1)).logits[:, -3:].softmax(-1).double()
     first, second = distributions[:, 0].gather(1, pairs[:, :1])[:, 0], distributions[:, 1].gather(1, pairs[:, 1:])[:, 0]
-    return ((first * second)[:, None] * distributions[:, 2]).view(50, 50, 50).sum(0).flatten()
+    return ((first * second)[:, None] * distributions[:, 2]).view(VALUES, VALUES, VALUES).sum(0).flatten()
 
 
 def source(name, target):
@@ -66,7 +66,7 @@ def test_sampled_text_follows_the_targets_distribution(target, joint, name, rule
     shape, judge = {"token": (Chain(sampled), Token()), "tree": (Comb(pick=draw_without_replacement), without_replacement_rule())}[rule]
     inputs = {"input_ids": torch.tensor([PROMPT] * ROWS), "attention_mask": torch.ones(ROWS, len(PROMPT), dtype=torch.long)}
     out = run(target, GuidedDrafter(source(name, target), shape), inputs, judge, new=4, length=3, temperature=1.0)
-    values = out.sequences[:, 1] * 50 + out.sequences[:, 2]
+    values = out.sequences[:, 1] * VALUES + out.sequences[:, 2]
     assert out.stats.judged > ROWS  # both were drafted
     assert chi_square(values, joint) > PASS
     assert chi_square(values, 0.8 * joint + 0.2 * joint.roll(1)) < FAIL

@@ -278,23 +278,26 @@ STATES = ("Qwen3.5", "Qwen3.5-MoE", "LFM2-VL", "LFM3-VL")
 """Families with recurrent or convolution states. What `Swift` measures, and windows and masks over the newest values, would change them."""
 
 
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("name", FAMILIES)
-def test_every_family_drafts_for_itself(name, rows):
-    model, inputs = build(FAMILIES[name]), inputs_for(name, rows)
-    expected = mmspec.text.generate(model, inputs, max_new_tokens=12).sequences
+@pytest.mark.parametrize(("number", "name"), enumerate(FAMILIES), ids=FAMILIES)
+def test_every_family_drafts_for_itself(number, name):
+    """Every source in a ragged batch, as chains and trees in turn, and one of them with a row alone; rows alone in trees: above."""
+    model, inputs, new = build(FAMILIES[name]), inputs_for(name, 3), 9
+    expected = mmspec.text.generate(model, inputs, max_new_tokens=new).sequences
     before = changed(model)  # towers whose inner states are asked for keep transformers' own recorders
     depth = len(partial.stack(model))
     hidden = model.get_input_embeddings().weight.shape[1]
     sources = (EarlyExit(1), EarlyExit(depth), SkipLayers(), SkipLayers((0,)), Swift(every=2), Windowed(1, 4), masks(hidden))
     if name in STATES:
         with pytest.raises(ValueError, match="keeps recurrent states, so this drafter cannot run"):
-            mmspec.text.generate(model, inputs, drafter=sources[4], max_new_tokens=12)
+            mmspec.text.generate(model, inputs, drafter=sources[4], max_new_tokens=new)
         sources = sources[:4]
-    for source in sources[::2] if rows == 1 else sources:
-        for options in ({"draft_length": 4},) if rows == 1 else ({"draft_length": 4}, {"tree": (2, 2)}):  # rows alone in trees: above
-            out = mmspec.text.generate(model, inputs, drafter=source, max_new_tokens=12, **options)
-            assert torch.equal(out.sequences, expected), f"{name}, {source}, {options}"
+    for turn, source in enumerate(sources, number):
+        options = {"tree": (2, 2)} if turn % 2 else {"draft_length": 4}
+        out = mmspec.text.generate(model, inputs, drafter=source, max_new_tokens=new, **options)
+        assert torch.equal(out.sequences, expected), f"{name}, {source}, {options}"
+    source, alone = sources[number % len(sources)], inputs_for(name, 1)
+    expected = mmspec.text.generate(model, alone, max_new_tokens=new).sequences
+    assert torch.equal(mmspec.text.generate(model, alone, drafter=source, max_new_tokens=new, draft_length=4).sequences, expected), source
     assert changed(model) == before
 
 
@@ -309,7 +312,7 @@ def test_a_family_with_nothing_left_out_accepts_everything(name):
     model.generation_config.eos_token_id = None
     depth = len(partial.stack(model))
     for source in (EarlyExit(depth), SkipLayers(()), Windowed(4, 124)):  # as long as the longest prompt
-        out = mmspec.text.generate(model, inputs, drafter=source, draft_length=4, max_new_tokens=21)
+        out = mmspec.text.generate(model, inputs, drafter=source, draft_length=4, max_new_tokens=11)
         assert out.stats.accepted == out.stats.drafted, f"{name}, {source}"
 
 
