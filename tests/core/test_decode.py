@@ -41,7 +41,7 @@ from tests.conftest import llama
 from tests.oracles.statistics import chi_square
 from tests.oracles.tables import encode, pair, run_loop
 
-NEW = 16
+NEW = 12
 
 
 @pytest.fixture(scope="module")
@@ -109,17 +109,16 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize(("rows", "rule"), [(1, Match()), (3, Coupled()), (8, Match()), (8, Coupled())], ids=str)
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sampling_gives_the_tokens_of_plain_sampling(big, near, shape, rows):
+def test_sampling_gives_the_tokens_of_plain_sampling(big, near, shape, rows, rule):
     """Coupled and match at temperature 1: the very tokens plain sampling gives for the seed."""
     inputs, (shaped, length) = prompts(rows), SHAPES[shape]
     plain, calls = sampled_plainly(big, rows)
-    for rule in (Coupled(), Match()):
-        out = run(big, inputs, rule, shaped, near, length=length, temperature=1.0, seed=3)
-        assert torch.equal(out.sequences, plain)
-        assert out.stats.accepted > 0
-        assert out.stats.target_calls < calls or rows == 8
+    out = run(big, inputs, rule, shaped, near, length=length, temperature=1.0, seed=3)
+    assert torch.equal(out.sequences, plain)
+    assert out.stats.accepted > 0
+    assert out.stats.target_calls < calls or rows == 8
 
 
 def test_the_seed_matters(big):
@@ -141,7 +140,7 @@ def test_processed_sampling_gives_the_tokens_of_plain_sampling(big, near, number
         assert torch.equal(run(big, inputs, Coupled(), shaped, near, length=length, seed=5, **numbers).sequences, plain.sequences)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 8])
+@pytest.mark.parametrize("rows", [1, 8])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_greedy_gives_the_tokens_of_transformers(big, near, shape, rows):
     inputs, (shaped, length) = prompts(rows, seed=2), SHAPES[shape]
@@ -182,7 +181,7 @@ def test_a_request_gives_the_same_alone_and_in_a_batch(big, near, case):
     rule, shape, temperature = ALONE[case]
     inputs = prompts(8, seed=3)
     batch = run(big, inputs, rule, shape, near, temperature=temperature, seed=20)
-    for row in (0, 2, 7):
+    for row in (0, 2):  # without padding, and with the most
         alone = run(big, only(inputs, row), rule, shape, near, temperature=temperature, seed=20 + row)
         assert torch.equal(alone.sequences[0], batch.sequences[row])
 
