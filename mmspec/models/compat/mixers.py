@@ -131,11 +131,12 @@ def held_states(module: Any, cache: MixerCache, columns: int, rows: int) -> Iter
     Yields:
         The arguments that make the mixer run so.
     """
-    fresh = not cache.has_previous_state()
+    position_ids = torch.arange(columns, device=module.linear_x.weight.device).expand(rows, -1)
+    if cache.recurrent is not None:
+        position_ids = position_ids + (cache.recurrent != 0).any(-1, keepdim=True)  # zero states: the row begins here, others before it
     module.conv1d_state, module.rg_lru.recurrent_states = cache.conv, cache.recurrent
     try:
-        device = module.linear_x.weight.device
-        yield {"position_ids": torch.arange(columns, device=device).expand(rows, -1) + int(not fresh), "use_cache": True}
+        yield {"position_ids": position_ids, "use_cache": True}
         cache.conv, cache.recurrent = module.conv1d_state, module.rg_lru.recurrent_states
     finally:
         module.conv1d_state = module.rg_lru.recurrent_states = None
