@@ -1,6 +1,7 @@
 """Heads that draft for Whisper: its own text where they are verified, a metered one where they are kept unchecked, what they learn."""
 
 import json
+from functools import cache
 
 import pytest
 import torch
@@ -20,9 +21,13 @@ from tests.speech.small_whisper import IDS, RATE, SIZE, processor, sounds, whisp
 from tests.speech.test_transcribe import by_generate, ids_of
 from tests.speech.test_transcribe_command import run
 
-SECONDS = (0.8, 2.3, 0.5, 1.7)
+SECONDS = (0.8, 2.3, 0.5)
 PART = 40
 KINDS = {"latent": {}, "latent in part": {"values": PART}, "independent": {}, "independent in part": {"values": PART}, "medusa": {}}
+SHAPES = {"a chain": {"draft_length": 3}, "a tree": {"tree": (3, 2)}, "beams of prefixes": {"tree": "beams"}, "auto": {}}
+TIMES = (None, "segment", "word")
+VERIFIED = [(kind, shape, TIMES[(one + other) % 3]) for one, kind in enumerate(KINDS) for other, shape in enumerate(SHAPES)]
+"""Every pair of heads, shape and times."""
 
 
 @pytest.fixture(scope="module")
@@ -61,13 +66,29 @@ def windows(model, kit, tmp_path_factory):
     return record_written(model, write, 6, (-1,), tmp_path_factory.mktemp("heads") / "states", 48, 2), write
 
 
+@pytest.fixture(scope="module")
+def heads(model, windows):
+    """Heads of a kind after some steps on short recordings, each trained once."""
+    return cache(lambda name, steps=30: trained(name, model, windows[0], steps))
+
+
 @pytest.fixture(scope="module", params=KINDS)
-def net(request, model, windows):
-    """Heads trained for a few steps on short recordings."""
-    return trained(request.param, model, windows[0])
+def net(request, heads):
+    return heads(request.param)
 
 
-def trained(name, model, data, steps=30):
+@pytest.fixture(scope="module")
+def plain(model, kit, waves):
+    """Tokens of plain decoding of the recordings from the first on, with options of a call, run once."""
+
+    @cache
+    def tokens(first, *options):
+        return [each.tokens for each in mmspec.speech.transcribe(model, kit, waves[first:], **dict(options)).transcripts]
+
+    return lambda first=0, **options: tokens(first, *options.items())
+
+
+def trained(name, model, data, steps):
     torch.manual_seed(0)
     kind, options = name.split()[0], dict(KINDS[name])
     every = data.window(range(len(data)))
@@ -101,13 +122,10 @@ def test_recorded_windows_are_what_the_decoder_read_and_wrote(model, windows):
         record_written(model, write, 6, (-1,), data.folder.parent / "narrow", 10, 2)
 
 
-@pytest.mark.parametrize("times", [None, "segment", "word"])
-@pytest.mark.parametrize(
-    "options", [{"draft_length": 3}, {"tree": (3, 2)}, {"tree": "beams"}, {}], ids=["a chain", "a tree", "beams of prefixes", "auto"]
-)
-def test_verified_heads_give_the_text_of_generate(model, kit, waves, net, options, times):
+@pytest.mark.parametrize(("net", "shape", "times"), VERIFIED, indirect=["net"], scope="module")
+def test_verified_heads_give_the_text_of_generate(model, kit, waves, net, shape, times):
     """Short and long recordings of one batch."""
-    heard = mmspec.speech.transcribe(model, kit, waves, net, timestamps=times, **options)
+    heard = mmspec.speech.transcribe(model, kit, waves, net, timestamps=times, **SHAPES[shape])
     for wave, got in zip(waves, heard.transcripts, strict=True):
         asked = bool(times) or len(wave) > RATE
         expected = by_generate(model, kit, wave, return_timestamps=asked, return_token_timestamps=times == "word")
@@ -118,18 +136,16 @@ def test_verified_heads_give_the_text_of_generate(model, kit, waves, net, option
 
 
 @pytest.mark.parametrize("options", [{"fallback": True}, {"condition": True, "prompt": "ab"}], ids=["fallback", "condition"])
-def test_verified_heads_in_other_modes(model, kit, waves, net, options):
-    plain = mmspec.speech.transcribe(model, kit, waves, **options)
-    heard = mmspec.speech.transcribe(model, kit, waves, net, draft_length=3, **options)
-    assert [each.tokens for each in heard.transcripts] == [each.tokens for each in plain.transcripts]
+def test_verified_heads_in_other_modes(model, kit, waves, net, plain, options):
+    heard = mmspec.speech.transcribe(model, kit, waves[1:], net, draft_length=3, **options)
+    assert [each.tokens for each in heard.transcripts] == plain(1, **options)
 
 
-def test_training_raises_what_is_accepted(model, kit, windows):
+def test_training_raises_what_is_accepted(model, kit, heads):
     heard = sounds(*[0.3 + 0.1 * number for number in range(6)])
     for name in KINDS:
         counts = [
-            mmspec.speech.transcribe(model, kit, heard, trained(name, model, windows[0], steps), draft_length=3).stats.tokens_per_call
-            for steps in (0, 120)
+            mmspec.speech.transcribe(model, kit, heard, heads(name, steps), draft_length=3).stats.tokens_per_call for steps in (0, 120)
         ]
         assert counts[1] > counts[0] + 0.5, name
 
@@ -148,7 +164,7 @@ def test_a_part_of_the_vocabulary_is_drafted_alone(model, kit, waves, windows):
 
 
 @pytest.mark.parametrize("batch_size", [1, 4])
-def test_heads_kept_unchecked_are_metered(model, kit, waves, net, batch_size):
+def test_heads_kept_unchecked_are_metered(model, kit, waves, net, plain, batch_size):
     """Fewer calls the lower the threshold, and the departures from greedy decoding are counted."""
     found = [
         mmspec.speech.transcribe(model, kit, waves, net, accept=Threshold(tau), draft_length=3, batch_size=batch_size).stats
@@ -159,15 +175,14 @@ def test_heads_kept_unchecked_are_metered(model, kit, waves, net, batch_size):
     assert found[0].exactness == "lossy"
     assert found[1].drift == 0
     exact = mmspec.speech.transcribe(model, kit, waves, net, accept=Threshold(1.0, verify=True), draft_length=3, batch_size=batch_size)
-    plain = mmspec.speech.transcribe(model, kit, waves)
-    assert [each.tokens for each in exact.transcripts] == [each.tokens for each in plain.transcripts]
+    assert [each.tokens for each in exact.transcripts] == plain()
 
 
-def test_a_folder_of_heads_on_the_command_line(model, kit, waves, windows, tmp_path, capsys):
+def test_a_folder_of_heads_on_the_command_line(model, kit, waves, heads, tmp_path, capsys):
     model.save_pretrained(tmp_path / "model")
     kit.save_pretrained(tmp_path / "model")
     for name in KINDS:
-        save_drafter(trained(name, model, windows[0]), tmp_path / name)
+        save_drafter(heads(name), tmp_path / name)
     for number, wave in enumerate(waves[:2]):
         save(tmp_path / f"{number}.wav", wave, RATE)
     sound = [tmp_path / "0.wav", tmp_path / "1.wav", "--model", tmp_path / "model", "--json"]

@@ -78,8 +78,9 @@ def test_other_recognisers_load_from_a_folder(name, tmp_path, capsys):
     assert code == 0, err
     found = mmspec.speech.transcribe(model, kit, [tmp_path / "0.wav", tmp_path / "1.wav"])
     assert [tuple(each["tokens"]) for each in json.loads(out)["recordings"]] == [each.tokens for each in found.transcripts]
-    code, _, err = run(capsys, *words, "--timestamps", "word")
-    assert (code, "timestamps is 'word'" in err) == (2, True)
+    if name == min(RECOGNISERS):  # of all: `tests.speech.test_transcribe_prompted`
+        code, _, err = run(capsys, *words, "--timestamps", "word")
+        assert (code, "timestamps is 'word'" in err) == (2, True)
 
 
 def test_distil_whisper_reads_what_the_target_has_encoded(world, tmp_path):
