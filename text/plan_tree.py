@@ -106,7 +106,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="two prompts, a few tokens, a tree of six")
     args = parser.parse_args()
     if args.smoke:
-        args.limit, args.max_new_tokens, args.nodes, args.depth, args.least = 2, 6, 6, 3, 1
+        args.limit, args.max_new_tokens, args.nodes, args.depth, args.least = 2, 12, 6, 3, 1
     try:
         rows = plan(*load(args), args)
         chosen = next(row for row in rows if row["plan"] == args.plan)
