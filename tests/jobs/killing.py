@@ -10,32 +10,16 @@ import os
 import random
 import signal
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from mmspec.jobs import JsonLines, run
 from mmspec.jobs.engine.folder import JobFolder
 from tests.jobs.folders import tree, write_input
-from tests.jobs.worker import die_at, job
+from tests.jobs.worker import die_at, job, killed
 
 CODE = str(Path(__file__).parents[2] / "mmspec" / "jobs")
 PUBLISH = JobFolder.publish
-
-
-def killed(prepare: Callable[[], None], asked) -> bool:
-    """Run in a process of its own that `prepare` has arranged to be killed; whether it was."""
-    child = os.fork()
-    if child == 0:
-        prepare()
-        try:
-            run(asked)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status != 0
 
 
 def die_before(line: int) -> None:

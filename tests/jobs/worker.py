@@ -5,6 +5,7 @@ import hashlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -108,6 +109,21 @@ def users(source, out, *, k=4, delay=0.0, seed=0, **sizes) -> Job:
     sink = ParquetTable({"user_id": rows.types["user_id"], "rank": "int32", "item": "int64", "score": "float"})
     model, options = {"weights": "m"}, {"seed": seed, "k": k}
     return Job(source=rows, sink=sink, work=work, out=Path(out), model=model, options=options, check=known_items, unit="users", **sizes)
+
+
+def killed(prepare: Callable[[], None], asked) -> bool:
+    """Run in a process of its own that `prepare` has arranged to be killed; whether it was."""
+    child = os.fork()
+    if child == 0:
+        prepare()
+        try:
+            run(asked)
+        except BaseException:
+            os._exit(1)
+        os._exit(0)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL)
+    return status != 0
 
 
 def die_at(moment: int) -> None:

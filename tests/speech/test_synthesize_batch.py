@@ -5,6 +5,7 @@ import json
 import os
 import random
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,8 @@ from mmspec.speech import synthesize
 from mmspec.speech.sound.audio import at_rate
 from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from tests.jobs.folders import tree
-from tests.jobs.worker import die_at
+from tests.jobs.one_thread import one_thread  # noqa: F401
+from tests.jobs.worker import die_at, killed
 from tests.speech import small_models
 
 LINES = [
@@ -36,15 +38,6 @@ LINES = [
     {"text": "nine zero", "voice": "espeak"},
 ]
 GOOD = [0, 1, 3, 9, 10]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Children that are forked can use no threads of their parent's, and numbers must not depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)
@@ -146,28 +139,13 @@ def test_lines_of_text(asked, speakers, tmp_path):
 # --- stopped and resumed ------------------------------------------------------------------------------------------------
 
 
-def killed(job, moment: int) -> bool:
-    """Run in a process of its own that is killed at a moment of `worker.die_at`; whether it came to that."""
-    child = os.fork()
-    if child == 0:
-        die_at(moment)
-        try:
-            run(job)
-        except BaseException:
-            os._exit(1)
-        os._exit(0)
-    status = os.waitpid(child, 0)[1]
-    assert status in (0, signal.SIGKILL)
-    return status != 0
-
-
 @pytest.mark.parametrize("form", ["wav", "ogg"])
 def test_killed_at_random_moments_and_resumed(asked, speakers, tmp_path, form):
     run(make_speech_job(asked("right", form=form), speakers["model"]))
     right, pick, kills = tree(tmp_path / "right"), random.Random(len(form)), 0
     for turn in range(2):
         job = make_speech_job(asked(f"out{turn}", form=form, batch_size=turn + 1), speakers["model"])
-        while killed(job, pick.randrange(1, 14)):
+        while killed(partial(die_at, pick.randrange(1, 14)), job):
             kills += 1
             seen = {name: content for name, content in tree(tmp_path / f"out{turn}").items() if not name.startswith(".")}
             seen.pop("manifest.json", None)
@@ -193,12 +171,7 @@ def test_killed_while_it_speaks(asked, speakers, tmp_path):
     run(make_speech_job(asked("right"), speakers["none"]))
     job = make_speech_job(asked("out"), speakers["none"])
     for batch in (1, 3):
-        child = os.fork()
-        if child == 0:
-            die_in(batch)
-            run(job)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert killed(partial(die_in, batch), job)
     report = run(job)
     assert report.resumed >= 1
     assert tree(tmp_path / "out") == tree(tmp_path / "right")

@@ -2,26 +2,19 @@
 
 import os
 import signal
+from functools import partial
 
 import pytest
-import torch
 
 from mmspec.jobs import run
 from mmspec.jobs.pictures import Draw
 from mmspec.jobs.rows import BATCHING
 from tests.jobs.folders import tree
+from tests.jobs.one_thread import one_thread  # noqa: F401
+from tests.jobs.worker import killed
 from tests.vision.small_jobs import LINES, assisted, picture_job, recipe, write_lines
 
 MANY = [{"prompt": ("cat", "dog", "owl")[n % 3], "id": n} for n in range(8)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Children that are forked can use no threads of their parent's."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("guidance", [None, 2.0])
@@ -78,12 +71,7 @@ def test_a_job_that_is_killed_while_it_draws_goes_on_with_either(tmp_path, metho
     run(picture_job(prompts, tmp_path / "right", batching="static", **options))
     for way, picture in (("continuous", 1), ("static", 1), ("continuous", 3)):
         job = picture_job(prompts, tmp_path / "out", batching=way, **options)
-        child = os.fork()
-        if child == 0:
-            die_at(picture)
-            run(job)
-            os._exit(0)
-        assert os.waitpid(child, 0)[1] == signal.SIGKILL
+        assert killed(partial(die_at, picture), job)
     report = run(picture_job(prompts, tmp_path / "out", batching="continuous", batch_size=3, **options))
     assert report.resumed == 1
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
