@@ -30,13 +30,13 @@ def test_every_draft_length_may_be_captured_and_leaves_the_process_and_the_model
     expected = mmspec.text.generate(model, inputs, max_new_tokens=8)
     real = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, **_: real(model, backend="eager", fullgraph=True, dynamic=False))
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 3)
-    before, own = process_state(), model_state(model)
-    for length in range(5):  # more shapes than the compiler's limit, which is raised inside
-        out = mmspec.text.generate(model, inputs, "suffix", draft_length=length, capture=True, max_new_tokens=8)
-        assert torch.equal(out.sequences, expected.sequences)
-    assert not differences(before, process_state())
-    assert not differences(own, model_state(model))
+    with torch._dynamo.config.patch(recompile_limit=3):
+        before, own = process_state(), model_state(model)
+        for length in range(5):  # more shapes than the compiler's limit, which is raised inside
+            out = mmspec.text.generate(model, inputs, "suffix", draft_length=length, capture=True, max_new_tokens=8)
+            assert torch.equal(out.sequences, expected.sequences)
+        assert not differences(before, process_state())
+        assert not differences(own, model_state(model))
 
 
 def test_a_captured_target_whose_model_has_changed_is_refused():
