@@ -42,10 +42,11 @@ def load(name: str) -> "Mini":
     """Load a shipped small model with its drafters, examples and card.
 
     Args:
-        name: "text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm" or "recsys".
+        name: "text", "vision", "vision-fashion", "continuous", "continuous-mixture", "continuous-masked", "speech", "vlm", "recsys" or
+            "recsys-deep".
 
     Returns:
-        A `Mini`: `.target`, `.drafters` (a dict by name), `.processor`, `.examples`, `.card`, and `.catalogue` for "recsys".
+        A `Mini`: `.target`, `.drafters` (a dict by name), `.processor`, `.examples`, `.card`, and `.catalogue` for recommenders.
 
     Raises:
         ValueError: for an unknown name; the message lists the names.

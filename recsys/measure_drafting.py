@@ -1,16 +1,18 @@
 """From which width and depth on drafting pays: the cost of a forward by columns, and strict beside plain search, one user at a time.
 
     python recsys/measure_drafting.py                                        (random targets of several widths and depths; 2 minutes)
-    python recsys/measure_drafting.py --target build/narrow/mini/target --layers 24     (5 minutes)
+    python recsys/measure_drafting.py --target recsys-deep --users 60                         (3 minutes)
+    python recsys/measure_drafting.py --target build/narrow/mini/target --layers 24 48        (5 minutes)
 
-A forward of n columns behind a prompt of 81 tokens costs a + b n: medians of CPU time, fitted to relative errors. With --target a model of
-the simulated shop gets layers that pass their input on until there are --layers, so that its items stay the same; plain search and strict
-search by the shipped drafters run in turns on the same users. Times are CPU seconds of this process, with one thread.
+A forward of n columns behind a prompt of 81 tokens costs a + b n: medians of CPU time, fitted to relative errors. With --target, a mini or
+a folder with a model of the simulated shop, plain search and strict search by drafters run in turns on the same users. With --layers the
+model gets layers that pass their input on, so that its items stay the same. Times are CPU seconds of this process, with one thread.
 """
 
 import argparse
 import statistics
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec.core.records import CONTEXT, Draft
+from mmspec.minis import NAMES
 from mmspec.minis.shop import Shop
 from mmspec.minis.weights import llama
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.recsys import recommend
 from mmspec.train.deeper import deepened_model
+from mmspec.utils.provenance import machine, provenance
 
 COLUMNS, PROMPT = (1, 10, 20, 40, 70, 130), 81
 
@@ -76,9 +80,9 @@ def compare(target: LlamaForCausalLM, k: int, users: list, drafters: dict, catal
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 96, 128, 192])
-    parser.add_argument("--layers", type=int, nargs="+", default=[4, 24])
+    parser.add_argument("--layers", type=int, nargs="+", help="default 4 and 24; those of --target")
     parser.add_argument("--rounds", type=int, default=14, help="forwards of each number of columns")
-    parser.add_argument("--target", type=Path, help="compare searches on this model of the simulated shop, deepened to --layers")
+    parser.add_argument("--target", help="compare searches: recsys, recsys-deep or a folder, which is drafted for by recsys' drafters")
     parser.add_argument("--k", type=int, nargs="+", default=[5, 10, 20])
     parser.add_argument("--users", type=int, default=24)
     parser.add_argument("--smoke", action="store_true", help="one small size")
@@ -88,17 +92,18 @@ def main() -> None:
         args.widths, args.layers, args.rounds = [64], [1], 2
     if args.target is None:
         for width in args.widths:
-            for layers in args.layers:
+            for layers in args.layers or (4, 24):
                 fixed, slope = forward_cost(width, layers, args.rounds)
                 told = f"a {fixed * 1e3:.2f} ms, b {slope * 1e6:.1f} us, a / b {fixed / slope:.0f} columns"
                 print(f"width {width}, {layers} layers: {told}", flush=True)
         return
-    mini, small = mmspec.load("recsys"), llama(args.target).float().eval()
+    mini = mmspec.load(args.target if args.target in NAMES else "recsys")
+    small = mini.target if args.target in NAMES else llama(Path(args.target)).float().eval()
     users = [user[:-1] for user in Shop.of().histories(args.users, seed=2)]
-    for layers in args.layers:
+    for layers in args.layers or (small.config.num_hidden_layers,):
         shape = LlamaForCausalLM(LlamaConfig(**{**small.config.to_dict(), "num_hidden_layers": layers}))
         target = small if layers == small.config.num_hidden_layers else deepened_model(small, shape).eval()
-        print(f"{layers} layers of {small.config.hidden_size}")
+        print(f"{layers} layers of {small.config.hidden_size}, by {machine(provenance(target.device))}, {date.today()}")
         for k in args.k:
             compare(target, k, users, {name: mini.drafters[name] for name in ("model", "retriever")}, mini.catalogue)
 

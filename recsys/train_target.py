@@ -2,7 +2,10 @@
 
     python recsys/train_target.py                                       (mini recsys, 25 minutes on one CPU core)
     python recsys/train_target.py --data amazon-beauty --steps 6600     (30 minutes)
-    python recsys/train_target.py --deepen build/recsys-amazon-beauty/mini/target 12 --data amazon-beauty --work build/deep
+    python recsys/train_target.py --steps 1600 --work build/narrow --out build/narrow/mini \
+        --model '{"hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 2, "num_hidden_layers": 4}'
+    python recsys/train_target.py --deepen build/narrow/mini/target 48 --steps 1800 --precision no --lr 1e-3 --work build/deep \
+        --out mmspec/minis/recsys-deep                                   (mini recsys-deep, 40 minutes on two CPU cores)
 
 shop: simulated customers, none seen twice. amazon-beauty (MMSPEC_DATA, default ../shared/data; not shipped): Amazon 2014 Beauty with the
 ids beside it, leave-one-out. The state that ranks best is kept. --deepen adds layers that pass their input on. A stopped run goes on.
@@ -45,14 +48,8 @@ SETS = {
         "codes": 256,
         "within": 5,
         "plan": {"lr": 1.5e-3, "weight_decay": 0.3},
-        "batch": {"rows": 128, "drop": 0.15},
-        "model": {
-            "hidden_size": 128,
-            "intermediate_size": 352,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "attention_dropout": 0.15,
-        },
+        "batch": {"rows": 128, "drop": 0.15},  # drop is the attention's dropout, too
+        "model": {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 4, "num_attention_heads": 4},
     },
 }
 
@@ -102,20 +99,23 @@ def main() -> None:
     parser.add_argument("--deepen", nargs=2, metavar=("FOLDER", "N"), help="begin with this model and add layers until there are N")
     parser.add_argument("--users", type=int, help="test on no more users than this")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--lr", type=float, help="peak learning rate; default 0.002 for shop, 0.0015 for amazon-beauty")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
     args = parser.parse_args()
     refuse_several_processes()
     args.data = "shop" if args.smoke else args.data
     args.work = args.work or Path(f"build/recsys-{args.data}")
     args.out = args.out or (Path("mmspec/minis/recsys") if args.data == "shop" and not args.smoke else args.work / "mini")
-    args.work.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(0)
     chosen, data = SETS[args.data], read(args.data, args.ids, 500 if args.smoke else 50_000)
     if args.smoke:
         chosen, args.steps, args.users = {**chosen, "batch": {"rows": 4}, "model": {**chosen["model"], "num_hidden_layers": 1}}, 2, 8
-    sizes = chosen["model"] | args.model | ({"num_hidden_layers": int(args.deepen[1])} if args.deepen else {})
+    small, dropout = args.deepen and llama(Path(args.deepen[0])), chosen["batch"].get("drop", 0.0)
+    sizes = {"attention_dropout": dropout} | chosen["model"] | args.model
+    if small:
+        sizes |= {name: getattr(small.config, name) for name in sizes} | {"num_hidden_layers": int(args.deepen[1])}
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
-    model = model if args.deepen is None else deepened_model(llama(Path(args.deepen[0])), model)
+    model = deepened_model(small, model) if small else model
     batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
     held, test = data.held[: args.users], data.test[: args.users]
 
@@ -128,8 +128,8 @@ def main() -> None:
         if not best.exists() or torch.load(best)["NDCG@10"] < facts["NDCG@10"]:
             torch.save({**facts, "model": example.state_dict()}, best)
 
-    begun = time.perf_counter()
-    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=max(1, args.steps // 10), mixed_precision=args.precision, **chosen["plan"])
+    begun, rates = time.perf_counter(), chosen["plan"] | ({} if args.lr is None else {"lr": args.lr})
+    plan = Fit(steps=args.steps, warmup=100, checkpoint_every=max(1, args.steps // 10), mixed_precision=args.precision, **rates)
     fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
@@ -137,8 +137,8 @@ def main() -> None:
     past = data.users(0, args.steps * chosen["batch"]["rows"]) if args.data == "shop" else data.past  # as many as the model has seen
     table = compared(model, data, test, past, chosen["within"])
     print("\n".join(f"{name:30}" + "".join(f"  {key} {value:.4f}" for key, value in row.items()) for name, row in table.items()))
-    facts = {"parameters": model.num_parameters(), "steps": args.steps, "kept": kept["step"], "minutes": minutes}
-    facts |= {"users": len(test), "table": table}
+    facts = {"name": args.out.name, "layers": sizes["num_hidden_layers"], "width": sizes["hidden_size"], "steps": args.steps}
+    facts |= {"parameters": model.num_parameters(), "kept": kept["step"], "minutes": minutes, "users": len(test), "table": table}
     model.half().save_pretrained(args.out / "target")
     data.catalogue.write(args.out / "catalogue.parquet")
     write_json(args.work / "facts.json", facts)

@@ -1,6 +1,8 @@
 """Loading and describing mini recsys: a recommender for a simulated shop with its drafters, written by the recipes in recsys/."""
 
 import json
+import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,10 +57,12 @@ def write_model(folder: Path, model: Any) -> None:
 
 
 def write_facts(folder: Path, part: str, facts: dict[str, Any]) -> None:
-    """Record `facts` about one `part` of the mini in `folder` ("target", or a drafter by name), and rewrite its card."""
+    """Record `facts` about one `part` of the mini in `folder` ("target", or a drafter by name) and this process's command line, and rewrite
+    the mini's card.
+    """
     path = folder / FIGURES
     known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    known = dict(sorted((known | {part: facts}).items()))
+    known = dict(sorted((known | {part: facts | {"recipe": shlex.join(["python", *sys.argv])}}).items()))
     write_json(path, known)
     with whole(folder / "card.md") as file:
         file.write(card(known))
@@ -76,6 +80,9 @@ def card(known: dict[str, dict[str, Any]]) -> str:
         for name, facts in drafters.items()
     ]
     return CARD.format(
+        name=target.get("name", "?"),
+        size=f"{target.get('layers', '?')} layers, width {target.get('width', '?')}, {target.get('parameters', 0) / 1e6:.1f} M parameters",
+        recipes="\n".join(f"  - `{facts['recipe']}`" for facts in (target, *drafters.values()) if facts),
         steps=target.get("steps", "?"),
         users=target.get("users", "?"),
         quality="\n".join(quality),
@@ -87,17 +94,17 @@ def card(known: dict[str, dict[str, Any]]) -> str:
     )
 
 
-CARD = """# mini recsys
+CARD = """# mini {name}
 
-A Llama-type recommender (5 layers, width 192, 2.0 M parameters). It reads the semantic ids of the up to 20 items that a customer
+A Llama-type recommender ({size}). It reads the semantic ids of the up to 20 items that a customer
 bought last, four codes each, and writes that of the next. It exists to show and to test exact recommendation by speculative beam search
 on a machine without a GPU.
 
 - Data: none of it is about people. `mmspec/minis/shop.py` makes up a shop of 3,072 items with names, and the histories of any number of
   customers, from seeds: 0 to train, 1 to choose, 2 to test. The examples are the first 64 of seed 2, each without its last item.
 - Semantic ids: residual k-means of the items' embeddings, four levels of 64 codes, every item's its own (`catalogue.parquet`).
-- Recipes: `python recsys/train_target.py` ({steps} steps of 96 histories, none seen twice), `python recsys/train_drafter.py`, and the
-  same with `--kind head` and `--kind retriever`. `figures.json` holds all they measured.
+- Recipes ({steps} steps of 96 histories for the target). `figures.json` holds all they measured.
+{recipes}
 - Weights are stored in float16 and run in float32. Licence of weights and data: Apache-2.0.
 
 The last item of {users} test histories among the ten best:

@@ -53,6 +53,7 @@ class BeamSession(HFSession):
 
     roots = 0  # of the draft under way
     head: CatalogueHead | None = None
+    moves: tuple[Tensor, Tensor] | None = None  # slots to copy before the cache is read again; after a search's end it never is
 
     @property
     def own_scores(self) -> bool:
@@ -62,6 +63,7 @@ class BeamSession(HFSession):
     def commit(self, keep: Tensor, most: int) -> None:
         """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens."""
         assert self.slots is not None, "nothing has been scored"
+        self.settle()
         roots, scratch = self.roots, self.cache.capacity - 1
         draft_tokens, kept = self.slots[:, :roots], keep[:, roots:]
         if kept.shape[1] == 0:
@@ -71,11 +73,12 @@ class BeamSession(HFSession):
         source = torch.where(real, self.slots.gather(1, kept.clamp_min(0)), scratch)
         behind = self.lengths + (draft_tokens != scratch).sum(1)
         target = torch.where(real, behind[:, None] + real.cumsum(1) - 1, scratch)
-        self.cache.gather(source, target)
+        self.moves = source, target
         self.ids.scatter_(1, target, self.ids.gather(1, source))
         self.slots, self.scored = torch.cat([draft_tokens, target], 1), keep.shape[1]
 
     def score(self, draft: Draft) -> Scored:
+        self.settle()
         self.roots = draft.roots
         if self.slots is None and self.scored:  # rows have changed, which leaves the order of slots
             self.make_room(draft.size)
@@ -90,17 +93,26 @@ class BeamSession(HFSession):
 
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.settle()
         super().take_rows(rows)
         self.slots = None
 
     def join_rows(self, other: Self) -> None:
         """Append the rows of another session; see `core.rows.changes.ChangesRows`. Columns that were run in some rows only run again."""
+        self.settle()
+        other.settle()
         super().join_rows(other)
         self.slots, self.scored = None, min(self.scored, other.scored)
 
     def shift_roots(self, by: int) -> None:
         """Count columns before the roots; see `core.rows.changes.KeepsRoots`."""
         self.slots, self.scored = None, max(0, self.scored + by)
+
+    def settle(self) -> None:
+        """Copy the slots that the last commit keeps to their places."""
+        if self.moves is not None:
+            self.cache.gather(*self.moves)
+            self.moves = None
 
     def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
         if self.head is None:

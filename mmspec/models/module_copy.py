@@ -143,7 +143,10 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
     Returns:
         A value that is equal as long as a copy of `model` is valid.
     """
-    return tuple([_state(module) for module in _tree(uncompiled(model))])
+    state: list[Any] = []
+    for module in _tree(uncompiled(model)):
+        _add_state(state, module)
+    return tuple(state)
 
 
 def _entry(model: nn.Module) -> _Copied:
@@ -183,29 +186,29 @@ def _scripted(module: nn.Module) -> bool:
 def _tree(root: nn.Module) -> list[nn.Module]:
     """Every module once, parents first, compiled ones without their wrappers."""
     found: dict[int, nn.Module] = {}
-
-    def walk(module: nn.Module) -> None:
+    left = [root]
+    while left:
+        module = left.pop()
         if id(module) not in found:
             found[id(module)] = module
-            for child in [] if _scripted(module) else module._modules.copy().values():
-                if child is not None:
-                    walk(uncompiled(child))
-
-    walk(root)
+            if (children := module._modules) and not _scripted(module):
+                left += [uncompiled(child) for child in reversed(list(children.values())) if child is not None]
     return list(found.values())
 
 
-def _state(module: nn.Module) -> tuple[Any, ...]:
-    state: list[Any] = [id(module)]
-    for name, value in list(vars(module).items()):  # of every module of a model, for every request: the branches are in the order of speed
-        if name in _HOOKS:
-            part = tuple(value) if value else ()  # numbers that are never given twice
-        elif name in ("_modules", "_buffers"):
-            part = tuple([(key, id(each)) for key, each in list(value.items())]) if value else ()
-        else:
-            part = (id(value.__func__), id(value.__self__)) if isinstance(value, MethodType) else id(value)
-        state += (name, part)
-    return tuple(state)
+def _add_state(state: list[Any], module: nn.Module) -> None:
+    """Append the names and ids of a module's attributes, and what its hooks, modules and buffers are: for every module of every request."""
+    own = vars(module)
+    values = list(own.values())
+    plain = MethodType not in map(type, values)
+    state += (id(module), *own)
+    state += map(id, values) if plain else [(id(v.__func__), id(v.__self__)) if type(v) is MethodType else id(v) for v in values]
+    for name in _HOOKS:
+        if hooks := own.get(name):
+            state += (name, *hooks)  # numbers that are never given twice
+    for name in ("_modules", "_buffers"):
+        if inner := own.get(name):
+            state += (name, *list(inner), *map(id, list(inner.values())))
 
 
 def _copied(model: nn.Module, state: tuple[Any, ...]) -> _Copied:

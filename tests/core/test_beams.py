@@ -131,6 +131,7 @@ def commits_watched(monkeypatch, model):
     def watching(self, keep, most):
         commit(self, keep, most)
         if self.target.model is model:
+            self.settle()
             layers = [(layer.keys.clone(), layer.values.clone()) for layer in self.cache.slot_layers]
             seen.append((self.slots.clone(), self.scored, layers))
 

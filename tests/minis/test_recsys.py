@@ -62,6 +62,35 @@ def test_the_examples_are_what_the_shop_says(mini):
     assert mini.catalogue.names == Shop.of().names
 
 
+@pytest.fixture(scope="module")
+def deep():
+    return mmspec.load("recsys-deep")
+
+
+def test_the_deep_one_recommends_beam_searchs_items(deep, mini):
+    assert deep.target.config.num_hidden_layers == 48
+    assert list(deep.catalogue.items) == list(mini.catalogue.items)
+    assert torch.equal(deep.catalogue.paths, mini.catalogue.paths)
+    plain = recommend(deep.target, deep.examples[:16], k=10, catalogue=deep.catalogue, method="plain")
+    for drafter in deep.drafters.values():
+        fast = recommend(deep.target, deep.examples[:16], k=10, catalogue=deep.catalogue, drafter=drafter)
+        assert fast.items == plain.items
+        assert fast.stats.row_calls < 3 * 16
+
+
+def test_the_deep_one_has_learnt_what_customers_buy(deep, histories):
+    out = recommend(deep.target, [items[:-1] for items in histories], k=10, catalogue=deep.catalogue, drafter=deep.drafters["model"])
+    assert metrics.recall(out.items, [items[-1:] for items in histories], 10) > 0.3
+    assert out.stats.row_calls <= 2 * len(histories)
+
+
+def test_the_deep_one_is_small_and_its_card_tells_what_the_figures_hold(deep):
+    folder = HOME / "recsys-deep"
+    assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 7e6
+    assert deep.card == items.card(json.loads((folder / items.FIGURES).read_text(encoding="utf-8")))
+    assert "?" not in deep.card
+
+
 def test_what_ships_is_small(mini):
     folder = HOME / "recsys"
     assert sum(path.stat().st_size for path in folder.rglob("*") if path.is_file()) <= 7e6

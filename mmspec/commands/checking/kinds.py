@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 KINDS = ("text", "image", "speech", "recommend")
 _NAMES = {"vision": "image", "vision-fashion": "image", "continuous": "image", "continuous-mixture": "image", "continuous-masked": "image"}
-_NAMES |= {"speech": "speech", "recsys": "recommend"}
+_NAMES |= {"speech": "speech", "recsys": "recommend", "recsys-deep": "recommend"}
 _TEXTS = ("three five seven", "nine zero one", "two four", "eight")
 
 

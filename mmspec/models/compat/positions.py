@@ -75,7 +75,7 @@ def ropes_by_length(model: Any) -> list[Any]:
     Relies on their attribute `rope_type`, a name or one for each kind of layer (since 4.43).
     """
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
-    return [module for module in decoder.modules() if any(_by_length(kind) for kind in rope_types(module))]
+    return [module for module in decoder.modules() if "rope_type" in vars(module) and any(map(_by_length, rope_types(module)))]
 
 
 def rope_types(module: Any) -> tuple[str, ...]:
