@@ -63,7 +63,6 @@ class BeamSession(HFSession):
     def commit(self, keep: Tensor, most: int) -> None:
         """Keep columns `keep` [B, M] (-1: none) of the draft under way, all of its roots and some of its draft tokens."""
         assert self.slots is not None, "nothing has been scored"
-        self.settle()
         roots, scratch = self.roots, self.cache.capacity - 1
         draft_tokens, kept = self.slots[:, :roots], keep[:, roots:]
         if kept.shape[1] == 0:

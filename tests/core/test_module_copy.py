@@ -5,10 +5,11 @@ import gc
 import threading
 import weakref
 
+import pytest
 import torch
 from accelerate.hooks import ModelHook, add_hook_to_module
 
-from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.module_copy import own_copy, refresh, state_of
 from tests.conftest import llama
 
 
@@ -68,6 +69,47 @@ def test_a_copy_does_not_keep_its_model_alive():
     del model
     gc.collect()
     assert gone() is None
+
+
+def rename(layer):
+    """The same values in the same order."""
+    own = {"width" if name == "hidden_size" else name: value for name, value in vars(layer).items()}
+    vars(layer).clear()
+    vars(layer).update(own)
+
+
+CHANGES = {
+    "another hook": lambda layer: layer.register_forward_pre_hook(print),
+    "another module": lambda layer: setattr(layer, "mlp", copy.deepcopy(layer.mlp)),
+    "another buffer": lambda layer: layer.register_buffer("late", torch.zeros(1)),
+    "another tensor in a buffer": lambda layer: setattr(layer, "early", torch.zeros(1)),
+    "another value": lambda layer: setattr(layer, "hidden_size", layer.hidden_size + 1000),
+    "another name": rename,
+    "a method": lambda layer: setattr(layer, "forward", layer.mlp.forward),
+    "another mode": lambda layer: layer.train(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_every_change_of_a_module_shows_in_the_state(change):
+    model = llama(2, seed=1)
+    layer = model.model.layers[1]
+    layer.register_buffer("early", torch.ones(1))
+    before = state_of(model)
+    assert state_of(model) == before
+    change(layer)
+    assert state_of(model) != before
+
+
+def test_a_method_that_is_bound_anew_is_no_change():
+    """Frameworks put a forward back as `module.forward = module.forward`, which is another object each time."""
+    model = llama(1, seed=1)
+    model.lm_head.forward = model.lm_head.forward
+    before = state_of(model)
+    model.lm_head.forward = type(model.lm_head).forward.__get__(model.lm_head)
+    assert state_of(model) == before
+    model.lm_head.forward = type(model.lm_head).forward.__get__(model.model.embed_tokens)
+    assert state_of(model) != before
 
 
 def test_a_hook_in_place_of_another_one_is_seen():

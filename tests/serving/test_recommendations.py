@@ -181,6 +181,33 @@ def test_a_drafter_that_has_fallen_behind_runs_what_it_has_not(model, drafters, 
     assert wrong_scores(model, drafters["model"]) > 1e-3
 
 
+@torch.no_grad()
+def test_rows_join_right_after_rounds_that_kept_draft_tokens(model, drafters):
+    """Draft tokens of the first round are kept elsewhere in both caches than they were run; nothing is scored before the join."""
+    found = RecommendModel.of(model, Request.of(drafter=drafters["model"]), None, settings())
+    works = [found.read(AskedItems(user, {"k": 5}).ids, found.options(k=5)) for user in USERS]
+
+    def beams(rounds):
+        while rounds.open:
+            rounds.run()
+        return rounds.stopping.state.gather(1, rounds.stopping.score.sort(dim=1, descending=True, stable=True).indices)[:, :5]
+
+    def begun(work):
+        rounds = found.open([work], Lengths(1, 1, 1, 1))
+        rounds.run()
+        return rounds
+
+    def moved(rounds):
+        return rounds.session.moves is not None and not torch.equal(*rounds.session.moves)
+
+    some = [work for work in works if moved(begun(work))][:4]
+    for one, other in zip(some, some[1:], strict=False):
+        first = begun(one)
+        first.join_rows(begun(other))
+        assert torch.equal(beams(first), torch.cat([beams(found.open([work], Lengths(3, 3, 3, 3))) for work in (one, other)]))
+    assert len(some) == 4
+
+
 def test_prompts_of_another_form_and_in_pieces(model, drafters):
     prompt = SHOP.inputs([USERS[4]])
     requests = [AskedItems(prompt, {"k": 5}), AskedItems(USERS[8], {"k": 5}, 1), AskedItems(prompt, {"k": 4}, 2)]
