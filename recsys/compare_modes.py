@@ -50,6 +50,7 @@ def spread(found: list[float]) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--mini", choices=("recsys", "recsys-deep"), default="recsys")
     parser.add_argument("--users", type=int, default=500, help="held-out simulated users to count calls on")
     parser.add_argument("--k", type=int, nargs="+", default=[10, 20, 50])
     parser.add_argument("--wider", type=int, default=4, help="beams drafted, as a multiple of k")
@@ -66,7 +67,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.smoke:
         args.users, args.k, args.rounds, args.batches, args.timed_batch = 2, [5], 1, [1, 2], 2
-    mini, device, dtype = mmspec.load("recsys"), torch.device(args.device), getattr(torch, args.dtype)
+    mini, device, dtype = mmspec.load(args.mini), torch.device(args.device), getattr(torch, args.dtype)
     target = grown(args.random, mini.target.config) if args.random else mini.target
     target = target.to(device, dtype)
     chosen = {name: mini.drafters[name] for name in args.drafters or mini.drafters}

@@ -24,7 +24,7 @@ EXAMPLES = """Examples:
   mmspec recommend prepare --help                                           # and train, evaluate, assign, append: your own shop
   torchrun --nproc-per-node 8 -m mmspec.cli recommend users.parquet out/
 """
-_MODEL = "Target: the shipped mini (default), a folder or a hub name."
+_MODEL = "Target: mini (default), recsys-deep, a folder or a hub name."
 _DRAFTER = "none, model (the mini's own, default there), another name in the mini, a folder or a hub name."
 _LENGTH = "Levels drafted a round, or auto (default): drafts or plain search, what is faster."
 _FILES = common.FILES
