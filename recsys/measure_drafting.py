@@ -22,7 +22,6 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec.core.records import CONTEXT, Draft
-from mmspec.minis import NAMES
 from mmspec.minis.shop import Shop
 from mmspec.minis.weights import llama
 from mmspec.models.families.registry import family_of
@@ -31,6 +30,7 @@ from mmspec.recsys import recommend
 from mmspec.train.deeper import deepened_model
 from mmspec.utils.provenance import machine, provenance
 
+MINIS = ("recsys", "recsys-deep")
 COLUMNS, PROMPT = (1, 10, 20, 40, 70, 130), 81
 
 
@@ -97,8 +97,8 @@ def main() -> None:
                 told = f"a {fixed * 1e3:.2f} ms, b {slope * 1e6:.1f} us, a / b {fixed / slope:.0f} columns"
                 print(f"width {width}, {layers} layers: {told}", flush=True)
         return
-    mini = mmspec.load(args.target if args.target in NAMES else "recsys")
-    small = mini.target if args.target in NAMES else llama(Path(args.target)).float().eval()
+    mini = mmspec.load(args.target if args.target in MINIS else "recsys")
+    small = mini.target if args.target in MINIS else llama(Path(args.target)).float().eval()
     users = [user[:-1] for user in Shop.of().histories(args.users, seed=2)]
     for layers in args.layers or (small.config.num_hidden_layers,):
         shape = LlamaForCausalLM(LlamaConfig(**{**small.config.to_dict(), "num_hidden_layers": layers}))

@@ -79,7 +79,9 @@ def card(known: dict[str, dict[str, Any]]) -> str:
         + f" | {', '.join(f'{share:.2f}' for share in facts['calls'][settings[len(settings) // 2]]['levels'])} |"
         for name, facts in drafters.items()
     ]
+    begun = " The model that `--deepen` begins with is made by the command before it in the recipe's `--help`."
     return CARD.format(
+        begun=begun if "--deepen" in target.get("recipe", "") else "",
         name=target.get("name", "?"),
         size=f"{target.get('layers', '?')} layers, width {target.get('width', '?')}, {target.get('parameters', 0) / 1e6:.1f} M parameters",
         recipes="\n".join(f"  - `{facts['recipe']}`" for facts in (target, *drafters.values()) if facts),
@@ -103,7 +105,7 @@ on a machine without a GPU.
 - Data: none of it is about people. `mmspec/minis/shop.py` makes up a shop of 3,072 items with names, and the histories of any number of
   customers, from seeds: 0 to train, 1 to choose, 2 to test. The examples are the first 64 of seed 2, each without its last item.
 - Semantic ids: residual k-means of the items' embeddings, four levels of 64 codes, every item's its own (`catalogue.parquet`).
-- Recipes ({steps} steps of 96 histories for the target). `figures.json` holds all they measured.
+- Recipes ({steps} steps of 96 histories for the target). `figures.json` holds all they measured.{begun}
 {recipes}
 - Weights are stored in float16 and run in float32. Licence of weights and data: Apache-2.0.
 
