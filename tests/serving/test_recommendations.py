@@ -2,6 +2,7 @@
 
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -201,7 +202,7 @@ def test_rows_join_right_after_rounds_that_kept_draft_tokens(model, drafters):
         return rounds.session.moves is not None and not torch.equal(*rounds.session.moves)
 
     some = [work for work in works if moved(begun(work))][:4]
-    for one, other in zip(some, some[1:], strict=False):
+    for one, other in pairwise(some):
         first = begun(one)
         first.join_rows(begun(other))
         assert torch.equal(beams(first), torch.cat([beams(found.open([work], Lengths(3, 3, 3, 3))) for work in (one, other)]))
