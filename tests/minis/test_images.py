@@ -23,7 +23,7 @@ LEAST_RIGHT, LEAST_ATTRIBUTES = 0.75, 0.95
 """Share of pictures of the example captions that show every attribute, and share of attributes."""
 MOST_BY_CHANCE = 0.1
 """Share of the same pictures that show every attribute of another caption."""
-MEGABYTES, MEGABYTES_OF_ALL = 15, 40
+MEGABYTES, MEGABYTES_OF_ALL = 15, 45
 
 
 @pytest.fixture(scope="module", params=list(LEAST_FEWER))
