@@ -16,7 +16,8 @@ from mmspec.recsys.ngram import ItemNGram
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, MAPPED, read_catalogue
 from mmspec.recsys.retriever import Retriever
 
-MINIS = ("mini", "recsys", "recsys-deep")
+MINIS = {"mini": "recsys", "recsys": "recsys", "recsys-deep": "recsys-deep"}
+"""Names of minis, and what `mmspec.load` calls them."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
 
 
@@ -46,7 +47,7 @@ def load_recommender(
     """The recommender called `name`.
 
     Args:
-        name: "mini" or "recsys"; "recsys-deep"; a folder that `recsys/train_target.py` wrote; a folder or hub name of a transformers model,
+        name: "mini", "recsys" or "recsys-deep"; a folder that `recsys/train_target.py` wrote; a folder or hub name of a transformers model,
             decoder-only or encoder-decoder.
         catalogue: its file; by default the mini's, or catalogue.parquet in the model's folder.
         drafter: "model" or another name for one the mini or the folder brings; a drafter's own folder or hub name; a file of item
@@ -96,7 +97,7 @@ def items_of(text: str, catalogue: Catalogue, name: str) -> list[Any]:
 
 def _mini(name: str, catalogue: str | Path | None, drafter: str | None, dtype: str, device: torch.device | str) -> Recommender:
     given = None if catalogue is None else Catalogue.read(catalogue)
-    mini = minis.load("recsys" if name == "mini" else name)
+    mini = minis.load(MINIS[name])
     items = mini.catalogue if given is None else given
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     model, drafter = mini.target.to(device, kind), "model" if drafter is None else drafter

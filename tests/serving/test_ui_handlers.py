@@ -145,6 +145,18 @@ def test_other_drafters_and_methods_run(sides):
     assert "Equal output: yes" in frames(sides, "recommender", form(sides, "recommender", method="coupled", drafter="retriever"))[-1][1]
 
 
+def test_the_deep_recommender_offers_the_drafters_it_has(sides):
+    models = load_ui_models(ModelNames(names={"recommender": "recsys-deep"}, device="cpu"))
+    side = RecommendationSide(models["recommender"])
+    try:
+        assert set(side.drafters) == set(mmspec.load("recsys-deep").drafters)
+        for drafter in side.drafters:
+            panes = frames({"recommender": side}, "recommender", form(sides, "recommender", drafter=drafter))[-1][1]
+            assert "Equal output: yes" in panes
+    finally:
+        models["recommender"].served.close()
+
+
 def test_a_model_of_continuous_tokens_is_shown():
     models = load_ui_models(ModelNames(names={"image": "continuous"}, device="cpu"))
     side = ImageSide(models["image"])

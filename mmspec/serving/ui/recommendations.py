@@ -75,12 +75,12 @@ class RecommendationSide:
         """Histories to begin with, as they are typed."""
         if self.recommender.name not in MINIS:
             return []
-        return [", ".join(map(str, history)) for history in _mini().examples[:6]]
+        return [", ".join(map(str, history)) for history in _mini(self.recommender.name).examples[:6]]
 
     @property
     def drafters(self) -> tuple[str, ...]:
         """Names of the drafters: the recommender's own, and those of the mini."""
-        own = tuple(_mini().drafters) if self.recommender.name in MINIS else ()
+        own = tuple(_mini(self.recommender.name).drafters) if self.recommender.name in MINIS else ()
         return tuple(dict.fromkeys((self.recommender.drafter_name, *own)))
 
     def compare(
@@ -187,13 +187,13 @@ class RecommendationSide:
             return self.recommender.drafter
         if name not in self.drafters:
             raise ValueError(f"unknown drafter {name!r:.40}; valid: {', '.join(self.drafters)}")
-        found, model = _mini().drafters[name], self.recommender.model
+        found, model = _mini(self.recommender.name).drafters[name], self.recommender.model
         return found.to(model.device, model.dtype) if hasattr(found, "parameters") else found
 
 
 @lru_cache(maxsize=1)
-def _mini() -> minis.Mini:
-    return minis.load("recsys")
+def _mini(name: str) -> minis.Mini:
+    return minis.load(MINIS[name])
 
 
 def _most(name: str, value: int) -> int:
