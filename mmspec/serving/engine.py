@@ -3,7 +3,7 @@
 import heapq
 import queue
 from itertools import count
-from threading import Condition, Thread
+from threading import Condition
 from time import monotonic
 from typing import Any
 
@@ -14,8 +14,8 @@ from mmspec.core.rules.base import Accept
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
-from mmspec.serving.closed import EngineClosed
 from mmspec.serving.handle import RequestHandle
+from mmspec.serving.model_thread import EngineClosed, ModelThread, check_process, check_wait
 from mmspec.serving.models.base import may_begin, options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.openmp import release_threads
@@ -78,9 +78,8 @@ class Engine:
         self._closed = self._cancelling = False
         self._broken: BaseException | None = None
         self._scheduler = Scheduler(self.model, max_rows, piece, self._next)
-        self._thread = Thread(target=self._serve, name="mmspec-engine", daemon=True)
         release_threads()
-        self._thread.start()
+        self._thread = ModelThread("mmspec-engine", self._serve, self._cancel_all)
 
     def submit(self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, **options: Any) -> RequestHandle:
         """Submit a request. Safe under threads.
@@ -101,9 +100,11 @@ class Engine:
         Raises:
             ValueError: for invalid arguments, in one line.
             Full: of `queue`, if there is no place after `wait` seconds.
-            RuntimeError: if the engine is closed, or its thread has ended.
+            RuntimeError: if the engine is closed, its thread has ended, or it runs in a process from which this one was forked.
         """
+        check_process(self._thread.process, "engine")
         check(priority=priority)
+        wait = check_wait("wait", wait)
         with torch.no_grad():
             work = self.model.read(inputs, options_of(self.model.options, options, "option of this engine's requests"))
         handle = RequestHandle(work, priority, self.model.rule.exactness)
@@ -117,6 +118,7 @@ class Engine:
                     raise queue.Full(f"{self.max_queue} requests are waiting: submit again later, or raise max_queue")
                 self._changed.wait(left)
                 self._check_open()
+            self.counts.submitted += 1
             heapq.heappush(self._waiting, (-priority, next(self._numbers), handle))
             self._changed.notify_all()
         return handle
@@ -147,7 +149,11 @@ class Engine:
 
         Args:
             cancel: cancel all requests; by default they are finished first.
+
+        Raises:
+            RuntimeError: in a process that was forked from the engine's.
         """
+        check_process(self._thread.process, "engine")
         with self._changed:
             self._closed, self._cancelling = True, self._cancelling or cancel
             self._changed.notify_all()
@@ -158,6 +164,14 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close(cancel=kind is not None)
+
+    def _cancel_all(self) -> int:
+        """Have the thread cancel all requests and end. Returns how many have not ended."""
+        with self._changed:
+            self._closed = self._cancelling = True
+            self._changed.notify_all()
+            counts = self.counts
+            return counts.submitted - counts.finished - counts.failed - counts.cancelled
 
     # --- the engine's thread ------------------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The handle of a submitted request: its tokens as they are committed, its result, and its end."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import fields, replace
@@ -10,6 +11,7 @@ from typing import Any
 from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.records import Committed, Step
 from mmspec.core.stats import Stats
+from mmspec.serving.model_thread import check_process, check_wait
 from mmspec.serving.models.base import EngineWork
 
 
@@ -36,6 +38,7 @@ class RequestHandle:
         self._latency: float | None = None
         self._watchers: list[Callable[[], object]] = []
         self._ended = False
+        self._process = os.getpid()
         self._error: BaseException | None = None
 
     @property
@@ -92,13 +95,18 @@ class RequestHandle:
             request's own `stats`. The seconds of `stats` are those of the rounds that it took part in.
 
         Raises:
+            ValueError: for a timeout that is no number from 0 on.
             TimeoutError: if it has not ended by then.
+            RuntimeError: if it has not ended, in a process that was forked from the engine's.
             concurrent.futures.CancelledError: if it was cancelled.
             Exception: what ended it, such as FloatingPointError for logits that are not finite.
         """
-        with self._state:
-            if not self._state.wait_for(lambda: self._ended, timeout):
-                raise TimeoutError(f"the request has not ended after {timeout} s")
+        timeout = check_wait("timeout", timeout)
+        if not self._ended:
+            check_process(self._process, "request")
+            with self._state:
+                if not self._state.wait_for(lambda: self._ended, timeout):
+                    raise TimeoutError(f"the request has not ended after {timeout} s")
         if self._error is not None:
             raise self._error
         return self._output.result(self._tokens, self.stats)
@@ -120,6 +128,8 @@ class RequestHandle:
         return self._output.stream(self._each(), decode)
 
     def _each(self) -> Iterator[Any]:
+        if not self._ended:
+            check_process(self._process, "request")
         place = 0
         while True:
             with self._state:

@@ -32,6 +32,7 @@ class EngineCounts:
         rows: rows of these rounds, summed.
         tokens: tokens committed.
         drafted, accepted: draft tokens, and those accepted.
+        submitted: requests taken in.
         finished, failed, cancelled: requests that have ended, by how.
         restarted: requests that were run again because another one beside them failed.
     """
@@ -43,6 +44,7 @@ class EngineCounts:
     tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    submitted: int = 0
     finished: int = 0
     failed: int = 0
     cancelled: int = 0

@@ -188,6 +188,23 @@ def test_a_process_that_dies_is_reported_and_replaced(big, drafts, shared):
     assert run(big, drafter, ONE).sequences.tolist() == greedy(big, ONE)
 
 
+def test_a_forked_process_leaves_the_drafter_s_process_to_its_parent(big, drafts, shared):
+    drafter = drafts()
+    run(big, drafter, ONE)
+    idle = shared.idle[0]
+    if (child := os.fork()) == 0:
+        idle.close()
+        os._exit(0 if idle.parent != os.getpid() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    assert run(big, drafter, ONE).sequences.tolist() == greedy(big, ONE)
+    assert shared.idle == [idle]
+    idle.parent = 0  # as in a forked process: one of its own is started
+    assert run(big, drafter, ONE).sequences.tolist() == greedy(big, ONE)
+    assert idle not in shared.idle
+    idle.parent = os.getpid()
+    idle.close()
+
+
 def test_errors_of_the_model_arrive(big, drafts, shared):
     broken = perturbed(big, 0.0)
     broken.model.norm.weight.data.fill_(float("nan"))

@@ -1,6 +1,10 @@
 """The engine under threads: streams, cancelled rows, priorities, a full queue, failures and its end."""
 
+import math
+import os
 import queue
+import subprocess
+import sys
 import time
 from concurrent.futures import CancelledError
 from threading import Event, Thread
@@ -10,6 +14,7 @@ import torch
 
 import mmspec
 from mmspec import Engine
+from mmspec.serving.http.worker import ModelWorker
 from mmspec.text.pieces import text_pieces
 from tests.conftest import llama
 
@@ -193,6 +198,92 @@ def test_a_request_that_takes_too_long_is_waited_for_no_longer(model):
         with pytest.raises(TimeoutError, match=r"has not ended after 0\.01 s"):
             handle.result(0.01)
         gate.opened.set()
+
+
+@pytest.mark.parametrize("seconds", [math.nan, -1.0, True, "1"])
+def test_seconds_to_wait_are_a_number(model, seconds):
+    worker = ModelWorker("test", 1)
+    with Engine(model) as engine:
+        handle = engine.submit(PROMPT, max_new_tokens=1)
+        for wait in (lambda: engine.submit(PROMPT, wait=seconds), lambda: handle.result(seconds), lambda: worker.close(seconds)):
+            with pytest.raises(ValueError, match=r"(wait|timeout) is .*: give a number of seconds from 0 on, or None for no limit$"):
+                wait()
+        assert handle.result(math.inf).stats.tokens == 1
+    worker.close(math.inf)
+
+
+def _in_a_fork(*calls):
+    """What each of `calls` raises in a forked process, a line each."""
+    reads, writes = os.pipe()
+    if (child := os.fork()) == 0:
+        for call in calls:
+            try:
+                said = repr(call())
+            except BaseException as error:
+                said = f"{type(error).__name__}: {error}"
+            os.write(writes, f"{said}\n".encode())
+        os._exit(0)
+    os.close(writes)
+    with os.fdopen(reads) as file:
+        said = file.read().splitlines()
+    os.waitpid(child, 0)
+    return said
+
+
+def test_a_forked_process_is_told_that_the_engine_is_not_in_it(model):
+    gate, worker = Gate(), ModelWorker("test", 1)
+    with Engine(model) as engine:
+        done = engine.submit(PROMPT, max_new_tokens=1)
+        done.result(WAIT)
+        held = engine.submit(PROMPT, max_new_tokens=2, stops=[gate])
+        assert gate.reached.wait(WAIT)
+        said = _in_a_fork(
+            lambda: engine.submit(PROMPT), engine.close, held.result, lambda: next(held.stream()), lambda: worker.submit(len), worker.close
+        )
+        assert _in_a_fork(lambda: done.result().lengths.tolist()) == ["[1]"]
+        gate.opened.set()
+        assert held.result(WAIT).stats.tokens == 2
+    worker.close()
+    assert [line.split(" runs in process ")[0] for line in said] == [
+        f"RuntimeError: this {name}" for name in ("engine", "engine", "request", "request", "worker", "worker")
+    ]
+    assert all(f"process {os.getpid()}, from which this one was forked" in line for line in said)
+
+
+_LEFT_OPEN = """
+import sys, time, torch
+from mmspec import Engine
+from mmspec.serving.http.worker import ModelWorker
+from tests.conftest import llama
+
+engine, worker = Engine(llama(2, seed=0)), ModelWorker("worker", 4)
+for _ in range(3):
+    engine.submit({"input_ids": torch.tensor([[5, 6, 7]])}, max_new_tokens=200, stops=[lambda row, values: multiply(20)])
+
+def multiply(times):
+    for _ in range(times):
+        torch.ones(500, 500) @ torch.ones(500, 500)
+
+def job(job):
+    while True:
+        multiply(1)
+        job.on_step()
+
+worker.submit(job)
+while not engine.counts.tokens or not worker.busy:
+    time.sleep(0.01)
+if sys.argv[1:]:
+    raise KeyError("the program's own")
+"""
+
+
+@pytest.mark.parametrize("arguments", [(), ("fails",)])
+def test_a_program_that_ends_with_running_requests_ends_as_it_would_without(arguments):
+    ended = subprocess.run([sys.executable, "-c", _LEFT_OPEN, *arguments], capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == len(arguments), ended.stderr
+    assert "mmspec-engine was still open at the end of the program, and 3 requests were cancelled" in ended.stderr
+    assert "worker was still open at the end of the program, and 1 requests were cancelled" in ended.stderr
+    assert ended.stderr.count("Traceback") == len(arguments)
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ import httpx
 import openai
 import pytest
 
-from mmspec.serving.closed import EngineClosed
 from mmspec.serving.http import choices, protocol
 from mmspec.serving.http.gate import RequestGate
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import KEYS, ServerLimits, ServerOptions, api_keys
 from mmspec.serving.http.worker import ModelWorker, SharedCall
+from mmspec.serving.model_thread import EngineClosed
 from tests.serving.web import STORY, WAIT, Gate, post, running, shared_text, text_models, until
 
 BODY = {"model": "mini-text", "prompt": STORY, "max_tokens": 4, "temperature": 0}

@@ -5,6 +5,7 @@ when the other end of its pipe is closed: with the drafter object, or with the p
 """
 
 import io
+import os
 import pickle
 import signal
 from multiprocessing.connection import Connection
@@ -55,7 +56,8 @@ class DraftProcess:
         other.close()
         self.model: tuple[Any, ...] | None = None  # the state of the model that the process has
         self.begun = False  # it has said so of the generation that was begun last
-        self.close = finalize(self, _close, self.connection, self.process)
+        self.parent = os.getpid()
+        self.close = finalize(self, _close, self.connection, self.process, self.parent)
 
     def begin(self, drafter: ModelDrafter, opening: DraftingStart) -> None:
         """Begin a generation.
@@ -135,7 +137,7 @@ class DraftProcesses:
         """Return a process that no generation uses; a new one if there is none."""
         while self.idle:
             found = self.idle.pop()
-            if found.process.is_alive():
+            if found.parent == os.getpid() and found.process.is_alive():  # a forked process starts its own
                 return found
             found.close()
         return DraftProcess(self.device, self.threads)
@@ -158,8 +160,10 @@ class DraftProcesses:
             self.idle.pop().close()
 
 
-def _close(connection: Connection, process: Any) -> None:
+def _close(connection: Connection, process: Any, parent: int) -> None:
     connection.close()
+    if os.getpid() != parent:  # a forked process, whose parent goes on drafting with it
+        return
     process.join(5)
     if process.is_alive():
         process.kill()

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
-from threading import Condition, Thread
+from threading import Condition
 from typing import Any
 
 import torch
 
-from mmspec.serving.closed import EngineClosed
+from mmspec.serving.model_thread import EngineClosed, ModelThread, check_process, check_wait
 from mmspec.serving.openmp import release_threads
 
 
@@ -80,8 +80,7 @@ class ModelWorker:
         self._current: list[WorkerJob] = []
         self._changed = Condition()
         self._closed = False
-        self._thread = Thread(target=self._work, name=name, daemon=True)
-        self._thread.start()
+        self._thread = ModelThread(name, self._work, self._cancel_all)
 
     def submit(self, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
         """Queue a job. Safe under threads.
@@ -95,7 +94,9 @@ class ModelWorker:
         Raises:
             Full: of `queue`, if as many jobs wait as may.
             EngineClosed: after `close`.
+            RuntimeError: in a process that was forked from the worker's.
         """
+        check_process(self._thread.process, "worker")
         job = WorkerJob(run)
         with self._changed:
             if self._closed:
@@ -128,14 +129,25 @@ class ModelWorker:
 
         Args:
             wait: seconds to wait for the end of the thread; None for no limit.
+
+        Raises:
+            RuntimeError: in a process that was forked from the worker's.
         """
+        check_process(self._thread.process, "worker")
+        wait = check_wait("wait", wait)
+        self._cancel_all()
+        self._thread.join(wait)
+
+    def _cancel_all(self) -> int:
+        """Have the thread cancel all jobs and end. Returns how many have not ended."""
         with self._changed:
             self._closed = True
-            for job in (*self._jobs, *self._current):
+            jobs = (*self._jobs, *self._current)
+            for job in jobs:
                 job.cancel()
             self._jobs.clear()
             self._changed.notify()
-        self._thread.join(wait)
+            return len(jobs)
 
     def _work(self) -> None:
         while jobs := self._next():

@@ -7,8 +7,8 @@ from concurrent.futures import CancelledError
 from html import escape
 from typing import Any, Protocol
 
-from mmspec.serving.closed import EngineClosed
 from mmspec.serving.http.worker import WorkerJob
+from mmspec.serving.model_thread import EngineClosed
 from mmspec.serving.ui.comparison import LiveComparison
 from mmspec.serving.ui.models import UiModel
 
