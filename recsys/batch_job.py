@@ -29,6 +29,7 @@ from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommen
 from mmspec.minis.shop import Shop
 from mmspec.recsys import METHODS, Catalogue
 from mmspec.utils.files import whole
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 GROUP = 8192  # users made and written at a time
 LISTS = pa.list_(pa.int64())
@@ -97,11 +98,11 @@ def recommend(args: argparse.Namespace) -> Report | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("users", type=Path, nargs="?", help="a Parquet file, or a folder of them")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
-    parser.add_argument("--simulate", type=int, default=0, help="first write so many simulated users into the folder USERS")
-    parser.add_argument("--bad", type=float, default=0.0, help="share of the simulated rows that are bad, of every kind")
+    parser.add_argument("--simulate", type=int, least=0, default=0, help="first write so many simulated users into the folder USERS")
+    parser.add_argument("--bad", type=float, most=1, default=0.0, help="share of the simulated rows that are bad, of every kind")
     parser.add_argument("--model", default="mini", help="mini, a folder or a hub name; tiny: random weights, to see memory and speed")
     parser.add_argument("--catalogue", help="default: the model's own")
     parser.add_argument("--drafter", help="none, model, another name in the mini, a folder, a hub name or a file of counts")
@@ -116,7 +117,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="users searched for at once")
     parser.add_argument("--batch-size", type=int, default=256, help="users read at once, sorted by length")
     parser.add_argument("--shard-size", type=int, default=4096, help="users a shard; what a killed run may lose")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--engine", default="local", choices=("local", "ray"))
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
@@ -144,4 +145,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -8,7 +8,6 @@ by item. Seconds are interleaved in one process: each round times transformers' 
 and then every contender on the same users, and ratios are paired; their median and spread are shown.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +22,7 @@ from mmspec.minis.shop import Shop
 from mmspec.recsys import recommend
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 SAMPLED = ("coupled", "sample", "relaxed")
 """Modes that draw their beams: how many of plain search's items they meet stands beside what undrafted sampling meets."""
@@ -49,13 +49,13 @@ def spread(found: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--mini", choices=("recsys", "recsys-deep"), default="recsys")
     parser.add_argument("--users", type=int, default=500, help="held-out simulated users to count calls on")
     parser.add_argument("--k", type=int, nargs="+", default=[10, 20, 50])
     parser.add_argument("--wider", type=int, default=4, help="beams drafted, as a multiple of k")
     parser.add_argument("--drafters", nargs="+", help="names in the mini; default all")
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, least=0, default=5, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--timed-batch", type=int, default=8)
     parser.add_argument("--cpu-time", action="store_true", help="ratios of this process's CPU seconds, for a machine that is not idle")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 64], help="for throughput and memory")
@@ -127,4 +127,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -7,7 +7,6 @@ Embeddings: a Parquet file with columns `item`, `embedding` (a list of numbers) 
 Code c of level l becomes token OFFSET + l * SIZE + c. Without --embeddings, the simulated shop's are used.
 """
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from mmspec.minis.shop import Shop
 from mmspec.recsys import Catalogue
 from mmspec.recsys.semantic_ids import collisions, make
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def read(path: Path | None, items: Path | None) -> tuple[Tensor, list, list[str] | None]:
@@ -50,7 +50,7 @@ def read(path: Path | None, items: Path | None) -> tuple[Tensor, list, list[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--embeddings", type=Path, help=".parquet, .npy or .safetensors; default: the simulated shop")
     parser.add_argument("--items", type=Path, help="item ids, one a line, for .npy and .safetensors")
     parser.add_argument("--out", type=Path, default=Path("build/catalogue.parquet"))
@@ -58,9 +58,9 @@ def main() -> None:
     parser.add_argument("--levels", type=int, default=4, help="codes an item")
     parser.add_argument("--size", type=int, default=64, help="codes a level")
     parser.add_argument("--last", choices=("count", "nearest", "plain"), default="count", help="how the last code keeps items apart")
-    parser.add_argument("--offset", type=int, default=2, help="the first token that is a code; 0 pads and 1 starts a history")
+    parser.add_argument("--offset", type=int, least=0, default=2, help="the first token that is a code; 0 pads and 1 starts a history")
     parser.add_argument("--most", type=int, default=20, help="items of a history that a model is shown")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--smoke", action="store_true", help="a few items, eight codes a level")
     args = parser.parse_args()
     for path in (args.embeddings, args.items):
@@ -78,4 +78,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -36,6 +36,7 @@ from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
 from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, draft_coverage
 from mmspec.train.parallel import join_processes, own_share
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -101,15 +102,15 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--kind", choices=("model", "head", "retriever"), default="model")
     parser.add_argument("--data", choices=("shop", "amazon-beauty"), default="shop")
     parser.add_argument("--target", type=Path, default=Path("mmspec/minis/recsys"), help="what recsys/train_target.py wrote")
     parser.add_argument("--work", type=Path, help="default build/recsys-drafter-DATA")
     parser.add_argument("--out", type=Path, help="default TARGET: drafter/ in it, or drafters/KIND")
-    parser.add_argument("--sizes", type=json.loads, default={}, help='of the drafter model, as JSON, such as {"hidden_size": 96}')
-    parser.add_argument("--loss", type=json.loads, default={"kl": 0.3}, help="of the distributions that a search asks for, as JSON")
-    parser.add_argument("--past", type=json.loads, default={"kl": 1.0}, help="of the distributions inside histories")
+    parser.add_argument("--sizes", type=dict, default={}, help='of the drafter model, as JSON, such as {"hidden_size": 96}')
+    parser.add_argument("--loss", type=dict, default={"kl": 0.3}, help="of the distributions that a search asks for, as JSON")
+    parser.add_argument("--past", type=dict, default={"kl": 1.0}, help="of the distributions inside histories")
     parser.add_argument("--users", type=int, default=12000, help="training users whose best items the target searches")
     parser.add_argument("--k", type=int, default=20, help="best items a user")
     parser.add_argument("--steps", type=int, default=1600)
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -28,12 +28,13 @@ from mmspec.speech.quality.assess import BootstrapMean
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 WAYS = ("frozen", "target", "joint")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("trained", type=Path, nargs="?", default=Path("build/joint"), help="what speech/train_joint.py wrote")
     parser.add_argument("--utterances", type=int, default=512, help="spoken numbers of one to four digits")
     parser.add_argument("--tree", type=int, nargs="+", default=[3, 2, 1], help="children by level of the draft tree")
@@ -96,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

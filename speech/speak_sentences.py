@@ -8,7 +8,6 @@ Beginnings of MMSPEC_DATA's stories, plays and worded sums are joined to recordi
 (Debian: apt-get install espeak-ng); nothing of it is part of mmspec.
 """
 
-import argparse
 import io
 import os
 import random
@@ -23,6 +22,7 @@ import torch
 from mmspec.minis.corpus import documents
 from mmspec.speech.sound.audio import at_rate, levelled, save
 from mmspec.utils.files import whole
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 RATE = 16_000
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-us+f5", "en-gb", "en-gb+f2", "en-gb+m7", "en-gb-scotland", "en-gb-x-rp", "en-us+m1")
@@ -60,11 +60,11 @@ def speak(program: str, text: str, voice: str, speed: int, pitch: int) -> torch.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/spoken"), help="folder of the recordings")
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--held", action="store_true", help="every twentieth document, which is left out otherwise")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--smoke", action="store_true", help="two sentences, and noise where espeak-ng is not installed")
     args = parser.parse_args()
     program = shutil.which("espeak-ng")
@@ -89,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -12,7 +12,6 @@ go to out/rejects.jsonl with the reason. The line at index i is drawn with its o
 shards, batches or processes. docs/jobs.md tells the files and what may change when a job goes on.
 """
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.families.codec_lm import CodecLM
 from mmspec.speech.families.letters import Letters
 from mmspec.speech.sound.files import SUBTYPES
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def tiny() -> Speaker:
@@ -44,7 +44,7 @@ def tiny() -> Speaker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("texts", type=Path, nargs="?", help="JSON lines with a text each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, or a folder that speech/train_target.py wrote")
@@ -54,11 +54,11 @@ def main() -> None:
     parser.add_argument("--draft-length", type=lambda text: text if text == "auto" else int(text), default="auto")
     parser.add_argument("--temperature", type=float, help="default: the model's own")
     parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-p", type=float, most=1)
     parser.add_argument("--max-seconds", type=float, help="cut there at the latest")
     parser.add_argument("--format", dest="form", choices=tuple(SUBTYPES), default="wav")
     parser.add_argument("--sample-rate", type=int, help="default: the model's own")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--batch-size", type=int, default=8, help="texts that are said at a time")
     parser.add_argument("--batching", choices=BATCHING, default="continuous", help="texts join as others end, or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="lines a shard; what a killed run may lose")
@@ -93,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -9,7 +9,6 @@ Three stages, each resumed where it was stopped (delete --work to start again): 
 it is drawn with, its hidden states there are recorded once, and the drafter learns the target's distributions on them.
 """
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def own_words(target, count: int, width: int, kept: Path, seconds: float | None = None) -> tuple[Tensor, Tensor]:
@@ -72,12 +72,12 @@ def small(target: nn.Module, layers: int, width: int) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="medusa", choices=["model", *sorted(NETS)])
     parser.add_argument("--mini", type=Path, default=HOME / "speech", help="the folder of the target")
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
-    parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
+    parser.add_argument("--options", type=dict, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
     parser.add_argument("--count", type=int, default=2048, help="utterances the target says")
     parser.add_argument("--window", type=int, default=288, help="ids of an utterance, prompt included; what is longer is cut")
     parser.add_argument("--steps", type=int, default=1500)
@@ -136,4 +136,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -10,8 +10,6 @@ drafted. Stages are resumed; delete --work to start again. Any kind of drafter t
 """
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -34,6 +32,7 @@ from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.record import record_written
 from mmspec.train.states.disk import STATE_DTYPES
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 KINDS = ("latent", "independent", "medusa", "hydra", "recurrent", "amphista")
 
@@ -66,15 +65,15 @@ class Transcribing:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="latent", choices=KINDS)
     parser.add_argument("--model", default="openai/whisper-tiny.en", help="a Whisper's folder or name")
     parser.add_argument("--recordings", type=Path, nargs="+", help="files or folders; each recording fits Whisper's window")
     parser.add_argument("--work", type=Path, default=Path("build/heads"), help="states, shared by all kinds, and checkpoints")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
-    parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
-    parser.add_argument("--values", type=int, default=8192, help="latent, independent: values that are drafted at most; 0 for all")
-    parser.add_argument("--loss", type=json.loads, default={"ce": 1.0}, help='such as {"kl": 1}; default: cross-entropy')
+    parser.add_argument("--options", type=dict, default={}, help='of the drafter class, as JSON, such as {"heads": 6}')
+    parser.add_argument("--values", type=int, least=0, default=8192, help="latent, independent: values that are drafted at most; 0 for all")
+    parser.add_argument("--loss", type=dict, default={"ce": 1.0}, help='such as {"kl": 1}; default: cross-entropy')
     parser.add_argument("--width", type=int, default=192, help="values of a decoder's prompt and text; the rest is cut off")
     parser.add_argument("--states", choices=STATE_DTYPES, default="bfloat16", help="dtype of the states on disk")
     parser.add_argument("--chunk", type=int, default=8, help="recordings transcribed together")
@@ -136,8 +135,4 @@ def run(args: argparse.Namespace) -> None:
 
 if __name__ == "__main__":
     refuse_several_processes()
-    try:
-        run(parsed())
-    except (OSError, ValueError, FloatingPointError) as error:
-        print(f"train_heads: {error}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
+    run_recipe(lambda: run(parsed()))

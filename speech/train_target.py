@@ -7,7 +7,6 @@ which must be installed. The codec is read from OUT/codec (speech/train_codec.py
 start again.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -21,13 +20,14 @@ from mmspec.minis.weights import save_llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
 POSITIONS = 640
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/speech")
     parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])
@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=9000, help="spoken numbers to learn from, and as many sentences")
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--rows", type=int, default=48)
-    parser.add_argument("--dropout", type=float, default=0.1, help="of attention")
+    parser.add_argument("--dropout", type=float, most=1, default=0.1, help="of attention")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on noise")
     args = parser.parse_args()
@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

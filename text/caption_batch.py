@@ -22,6 +22,7 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
@@ -46,7 +47,7 @@ def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("pictures", type=Path, nargs="?", help="a folder of pictures, or JSON lines with a file each")
     parser.add_argument("--out", type=Path, help="answers.jsonl, or a folder; that of the same job, to go on with it")
     parser.add_argument("--prompt", help="what is asked where a line does not say; to describe the picture or video by default")
@@ -63,7 +64,7 @@ def main() -> None:
     parser.add_argument("--shard-size", type=int, default=64, help="pictures a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--engine", default="local", help="local (one process, or those of a launch) or ray (a cluster)")
@@ -115,4 +116,4 @@ def smoke(args: argparse.Namespace) -> Report | None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

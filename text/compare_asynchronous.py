@@ -30,6 +30,7 @@ from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 Contender = tuple[str, Any, int]  # name, drafter, draft length
 Found = dict[str, tuple[list[float], Stats]]
@@ -110,13 +111,15 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", help="a model's folder, or `model` for the mini's own; default: the mini for deeper copies of itself")
     parser.add_argument("--ratios", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--gains", type=float, nargs="+", default=[0.02, 0.05])
     parser.add_argument("--lengths", type=int, nargs="+", default=[1, 2, 4, 6, 10], help="draft tokens a synchronous round")
-    parser.add_argument("--least", type=int, nargs="+", default=[0, 1, 3], help="draft tokens that an asynchronous round waits for")
+    parser.add_argument(
+        "--least", type=int, least=0, nargs="+", default=[0, 1, 3], help="draft tokens that an asynchronous round waits for"
+    )
     parser.add_argument("--ahead", type=int, default=24, help="draft tokens that may wait")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--limit", type=int, default=8, help="prompts")
@@ -146,4 +149,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

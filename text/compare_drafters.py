@@ -29,6 +29,7 @@ from mmspec.minis.corpus import documents, openings
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 FREE = ("none", "lookup", "suffix", "recycling", "lookahead", "layer-skip", "model")
 
@@ -107,7 +108,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafters", nargs="+", help="names, or folders of models and trained drafters; default: all the mini has")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini's examples by default")
@@ -118,7 +119,7 @@ def main() -> None:
     parser.add_argument("--least", type=int, default=20, help="draft tokens judged before a rank at a level is planned on")
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--limit", type=int, help="use the first N prompts only")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
     parser.add_argument("--smoke", action="store_true", help="two drafters, one prompt, a few tokens")
@@ -147,4 +148,4 @@ def calibration_prompts(args: argparse.Namespace) -> list[str]:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

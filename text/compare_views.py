@@ -25,6 +25,7 @@ from mmspec.minis import Mini
 from mmspec.minis import vlm_model as sights
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 HELD = 7 * 10**9  # scenes from here on were neither trained on nor looked at
 
@@ -100,7 +101,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--form", choices=("describe", "questions", "pairs"), default="describe")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--timed", type=int, default=24, help="requests timed at batch 1")
@@ -125,4 +126,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -16,17 +16,16 @@ and head are the target's own and are not trained (--head); a narrow config.json
 import argparse
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from mmspec.loading.text import load_pair
-from mmspec.minis.corpus import documents
+from mmspec.minis.corpus import training_documents
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.train import Fit, fit
-from mmspec.train.on_policy_text import Writing, write_own_text
+from mmspec.train.on_policy_text import Writing, held_windows, write_own_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.small_model.architecture import share_embeddings, small_model, start_embeddings
 from mmspec.train.small_model.folder import check_replaceable, claim_work, note_acceptance, noted_acceptance, save_small_model
@@ -35,12 +34,13 @@ from mmspec.train.small_model.masks import mask_columns
 from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory, opening_ids
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 PLACES = ("work", "out", "device", "smoke", "checkpoint_every", "force_memory")  # what the weights do not depend on
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; of the mini, openings of its training documents")
     parser.add_argument("--size", default="small", help="small, or a config.json")
@@ -50,15 +50,15 @@ def parsed() -> argparse.Namespace:
     start.add_argument("--fresh", action="store_true", help="begin with random weights, but for a shared head")
     start.add_argument("--start", type=Path, help="begin with a small model that was trained already: its folder")
     parser.add_argument("--parallel", type=int, help="learn to draft this many tokens in one forward, by mask tokens")
-    parser.add_argument("--kept", type=float, help="parallel: share of the masks of one depth that have one behind them; 0.7 by default")
+    parser.add_argument("--kept", type=float, most=1, help="parallel: share of the masks of a depth that have one behind them; default 0.7")
     parser.add_argument("--mask-token", type=int, help="parallel: its id; by default the largest that the target does not write")
     parser.add_argument("--head", choices=("shared", "own"), help="embeddings and head: the target's as they are, or trained")
     parser.add_argument("--text", choices=TEXTS, default="off-policy", help="whose text is learnt from")
-    parser.add_argument("--share", type=float, help="part of the steps with the small model's text; 0.5 by default")
+    parser.add_argument("--share", type=float, most=1, help="part of the steps with the small model's text; 0.5 by default")
     parser.add_argument("--rank", type=int, help="speculative: rank a token may have among the target's likeliest; 25 by default")
     parser.add_argument("--loss", type=losses, default={"kl": 1.0}, help='kl, reverse-kl, jsd, tv, or a mixture such as {"kl": 1, "tv": 1}')
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="of the target's text, in turn")
-    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-p", type=float, most=1)
     parser.add_argument("--windows", type=int, default=1280)
     parser.add_argument("--opening", type=int, default=48, help="most prompt tokens of a window")
     parser.add_argument("--new", type=int, default=208, help="most tokens written after them")
@@ -92,7 +92,7 @@ def openings(args: argparse.Namespace, tokenizer: Any) -> list[list[int]]:
     elif args.smoke:
         texts = [f"Question: what is {i} and {i}?\nAnswer:" for i in range(12)]
     elif args.model == "mini":
-        texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
+        texts = [text for text in training_documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data"))) if len(text) > 200]
     else:
         raise ValueError("--prompts is missing: give a file with one prompt a line, or JSON lines")
     return opening_ids(tokenizer, texts, args.windows)
@@ -120,11 +120,13 @@ def run(args: argparse.Namespace) -> None:
     estimate.announce(here, args.force_memory)
     claim_work(args.work, settings)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new)
-    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair.tokenizer), plan, args.work)
+    split = held_windows(prompts := openings(args, pair.tokenizer), plan, max(args.rows, args.windows // 16))
+    ids, own = (each[split.order] for each in write_own_text(target, pair.tokenizer, prompts, plan, args.work))
+    first = len(split.held)
     example.choose_mask(ids, pair.tokenizer.all_special_ids)
     if not args.fresh and not shared and args.start is None:
-        start_embeddings(model, target, counted_ids(ids, own, model.config.vocab_size))
-    text = TrainingText(target, ids, own, max(args.rows, len(ids) // 16), source)
+        start_embeddings(model, target, counted_ids(ids[first:], own[first:], model.config.vocab_size))
+    text = TrainingText(target, ids, own, first, source)
 
     def loss(module: torch.nn.Module, turn: int) -> torch.Tensor:
         torch.manual_seed(turn)  # of dropout
@@ -134,7 +136,7 @@ def run(args: argparse.Namespace) -> None:
         print(note_acceptance(log, step, text.acceptance(module)), flush=True)
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
-    fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate)
+    fit(example, loss, fitting, args.work / "model.pt", title="distil", validate=validate, held=split)
     if here.is_main_process:
         command = recipe_command("text/distil_model.py", vars(args), leave_out=("work", "out"), processes=here.num_processes)
         save_small_model(model, pair.tokenizer, out, settings | {"command": command}, noted_acceptance(log), example.mask_id)
@@ -142,9 +144,4 @@ def run(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    arguments = parsed()
-    try:
-        run(arguments)
-    except (OSError, ValueError, FloatingPointError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        sys.exit(2)
+    run_recipe(lambda: run(parsed()))

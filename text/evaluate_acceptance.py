@@ -19,6 +19,7 @@ from mmspec.loading.text import Pair, load_pair, named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def measure(pair: Pair, prompts: list[str], batch_size: int) -> Stats:
@@ -65,7 +66,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafters", nargs="+", default=["model", "lookup", "suffix"])
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--limit", type=int, help="use the first N prompts only")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, help="JSON with every figure and its provenance")
@@ -94,4 +95,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

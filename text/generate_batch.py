@@ -22,6 +22,7 @@ from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair, named_drafter
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -51,7 +52,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")
@@ -61,7 +62,7 @@ def main() -> None:
     parser.add_argument("--shard-size", type=int, default=256, help="lines a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--engine", default="local", help="local (one process, or those of torchrun) or ray (a cluster)")
@@ -92,4 +93,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

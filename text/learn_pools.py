@@ -26,7 +26,9 @@ from rich.progress import track
 import mmspec
 from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
-from mmspec.minis.corpus import documents
+from mmspec.minis.corpus import documents, split
+from mmspec.train.held_out import apart
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 Prompts = dict[str, list[str]]
 
@@ -78,11 +80,15 @@ def learn(args: argparse.Namespace) -> str:
 def kinds(learnt: int, tested: int) -> tuple[Prompts, Prompts]:
     """Prompts to learn from, of documents the mini was trained on, and held-out ones, by kind."""
     found: tuple[Prompts, Prompts] = (defaultdict(list), defaultdict(list))
-    for index, text in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))):
+    texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
+    parts = split(texts)
+    for part, index in (*((0, number) for number in parts.train), *((1, number) for number in parts.held)):
+        text = texts[index]
         kind = text.split(":")[0]
         opening = text.split("Answer:")[0] + "Answer:" if "Answer:" in text else text[:140].rsplit(" ", 1)[0]
-        found[index % 20 == 0][kind].append(opening)
-    return {k: v[:learnt] for k, v in found[0].items()}, {k: v[:tested] for k, v in found[1].items()}
+        found[part][kind].append(opening)
+    kept = {kind: [prompts[n] for n in apart(prompts, found[1][kind], "prompts").train] for kind, prompts in found[0].items()}
+    return {k: v[:learnt] for k, v in kept.items()}, {k: v[:tested] for k, v in found[1].items()}
 
 
 def table(mini: Any, learnt: Prompts, tested: Prompts, new: int) -> str:
@@ -119,7 +125,7 @@ def table(mini: Any, learnt: Prompts, tested: Prompts, new: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("paths", type=Path, nargs="*", help="JSON lines; without any, the table")
     parser.add_argument("--out", type=Path, help="FILE.npz")
     parser.add_argument("--group", default="group", help="the name of the group's key in every line")
@@ -145,4 +151,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -28,6 +28,7 @@ from mmspec.drafters.shapes import drawn
 from mmspec.models.session import HFSession
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 PROMPT = "The history of the city begins with a small harbour at the mouth of the river, where"
 LLAMAGEN_B = {"hidden_size": 768, "intermediate_size": 2048, "num_attention_heads": 12, "num_hidden_layers": 12, "vocab_size": 16384}
@@ -126,7 +127,7 @@ def random_model(sizes: dict[str, int]) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a causal language model")
     parser.add_argument("--jacobi", action="store_true", help="Jacobi windows of 32 over 16,384 codes, random weights")
     parser.add_argument("--layers", type=int, default=4, help="layers of the drafter")
@@ -147,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -25,6 +25,7 @@ from mmspec.loading.text import Pair, load_pair, named_drafter, shaped
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.run.rules import rule_of
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]:
@@ -85,7 +86,7 @@ def load(args: argparse.Namespace) -> tuple[Pair, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", help="a model's folder or hub name, a trained drafter's folder, or a name; the mini's own by default")
@@ -99,7 +100,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--limit", type=int, help="use the first N prompts only")
     parser.add_argument("--batch-size", type=int, default=8)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, help="JSON for --tree: the template's paths; for a trained drafter by default FOLDER/tree.json")
@@ -120,4 +121,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

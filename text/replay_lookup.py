@@ -30,6 +30,7 @@ from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 COLUMNS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32)
 
@@ -110,14 +111,14 @@ def table(found: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("part", nargs="?", choices=("record", "replay"), default="record")
     parser.add_argument("texts", nargs="?", type=Path, help="the recording to replay")
     parser.add_argument("--model", default="mini", help="a folder, a GGUF file or a mini")
     parser.add_argument("--per-kind", type=int, default=4, help="prompts of each of the eight kinds")
     parser.add_argument("--new", type=int, default=128, help="new tokens")
     parser.add_argument("--max-prompt-tokens", type=int, default=900, help="longer prompts are cut")
-    parser.add_argument("--seed", type=int, default=0, help="of the choice of prompts")
+    parser.add_argument("--seed", type=int, least=0, default=0, help="of the choice of prompts")
     parser.add_argument("--out", type=Path, help="where the recording is written")
     parser.add_argument("--smoke", action="store_true", help="short texts of the mini that show that everything runs")
     args = parser.parse_args()
@@ -136,4 +137,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -3,8 +3,8 @@
     python text/train_acceptance_head.py --drafter model --out build/acceptance                    # the shipped mini
     python text/train_acceptance_head.py --model ./big --drafter ./small --prompts prompts.txt --temperature 0.8 --out ./small-head
 
-The target judges chains of --draft-length draft tokens on the prompts; the head learns which it accepts. A tenth of the judgements is held
-out. Use it as drafts end: Chain(stop=Learned(AcceptanceHead.load(folder))), from mmspec.drafters.shapes and mmspec.drafters.stops.
+The target judges chains of --draft-length draft tokens on the prompts; the head learns which it accepts. The judgements of
+a tenth of the prompts are held out. Use it as drafts end: Chain(stop=Learned(AcceptanceHead.load(folder))), from mmspec.drafters.shapes and mmspec.drafters.stops.
 """
 
 import argparse
@@ -26,8 +26,10 @@ from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import draw_for
 from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
+from mmspec.train.held_out import HeldOut, hold_out
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import read_prompts
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def prompts_of(args: argparse.Namespace, examples: tuple[str, ...]) -> list[str]:
@@ -39,8 +41,8 @@ def prompts_of(args: argparse.Namespace, examples: tuple[str, ...]) -> list[str]
     return [prompt for turn in range(1, 9) for prompt in openings([text for index, text in enumerate(texts) if index % 20 == turn])]
 
 
-def judge(args: argparse.Namespace) -> Judgements:
-    """What the target thinks of the drafter's chains on the prompts."""
+def judge(args: argparse.Namespace) -> tuple[Judgements, HeldOut]:
+    """What the target thinks of the drafter's chains on the prompts, and which judgements are held out: those of some prompts."""
     kind, path = named_drafter(args.drafter)
     if not shaped(kind):
         raise ValueError(f"drafter {args.drafter!r} has no hidden states: train a head for a model or a trained drafter")
@@ -53,14 +55,16 @@ def judge(args: argparse.Namespace) -> Judgements:
     drafter = drafter_of(pair.drafter, HFTarget(pair.target, family_of(pair.target), distributions), rule, None)
     drafter = replace(drafter, shape=Chain(draw_for(rule), stop=judgements))
     prompts = prompts_of(args, pair.examples)
+    hold_out(prompts, 1, "prompts")  # before they are answered
     for first in range(0, len(prompts), args.batch_size):
+        judgements.first = first
         inputs = pair.inputs(prompts[first : first + args.batch_size])
         pair.generate(inputs, drafter=drafter, draft_length=args.draft_length, on_step=judgements, seed=args.seed + first)
-    return judgements
+    return judgements, hold_out([prompts[row] for row in judgements.rows], len(judgements) // 10, "judgements")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", default="model", help="a name, or the folder of a model or a trained drafter")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini: openings of training documents")
@@ -71,33 +75,29 @@ def main() -> None:
     parser.add_argument("--batch-size", type=int, default=16)
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rejected-weight", type=float, default=6.0, help="how many accepted draft tokens a rejected one counts for")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--smoke", action="store_true", help="two prompts, two steps")
     args = parser.parse_args()
     refuse_several_processes()
     if args.smoke:
         args.max_new_tokens, args.steps = 16, 2
-    try:
-        judged = judge(args)
-    except (ValueError, FileNotFoundError) as error:
-        parser.error(str(error))
-    held = max(1, len(judged) // 10)
+    judged, split = judge(args)
     torch.manual_seed(args.seed)
     head = AcceptanceHead(len(judged.hidden[0]))
     plan = Fit(steps=args.steps, lr=1e-3, checkpoint_every=max(1, args.steps // 4))
 
     def validate(module: AcceptanceHead, step: int) -> None:
-        print(f"step {step}: held-out area under the curve {separation(module, judged.at(list(range(held)))):.3f}", flush=True)
+        print(f"step {step}: held-out area under the curve {separation(module, judged.at(split.held)):.3f}", flush=True)
 
     def loss(module: AcceptanceHead, turn: int) -> torch.Tensor:
-        return head_loss(module, judged.draw(turn, 256, held), args.rejected_weight)
+        return head_loss(module, judged.draw(turn, 256, split.train), args.rejected_weight)
 
     args.out.mkdir(parents=True, exist_ok=True)
-    fit(head, loss, plan, args.out / "training.pt", title="acceptance head", validate=validate)
+    fit(head, loss, plan, args.out / "training.pt", title="acceptance head", validate=validate, held=split)
     head.save(args.out)
     print(f"{len(judged)} judgements, {sum(judged.accepted) / len(judged):.0%} accepted; the head is in {args.out}")
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import random
-import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,17 +26,18 @@ from mmspec.drafters.checkpoints.nets import NETS, begin_training, net_to_train
 from mmspec.loading.text import load_pair
 from mmspec.loading.transformers import DTYPES
 from mmspec.minis.card import drafter_card
-from mmspec.minis.corpus import documents
+from mmspec.minis.corpus import training_documents
 from mmspec.run.config import Config, TargetSection
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import DistillationLoss, acceptance_text, aim_for
-from mmspec.train.on_policy_text import Writing, write_own_text
+from mmspec.train.on_policy_text import Writing, held_windows, write_own_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def openings(args: argparse.Namespace, pair) -> list[list[int]]:
@@ -47,7 +47,7 @@ def openings(args: argparse.Namespace, pair) -> list[list[int]]:
     elif args.smoke:
         texts = [f"Question: what is {i} and {i}?\nAnswer:" for i in range(40)]
     else:
-        texts = [t for i, t in enumerate(documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))) if i % 20 and len(t) > 200]
+        texts = [text for text in training_documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data"))) if len(text) > 200]
     random.Random(0).shuffle(texts)
     ids = [pair.tokenizer(pair.wrapped(text), add_special_tokens=not args.chat)["input_ids"] for text in texts[: args.windows]]
     if args.chat:  # a template that is cut off is none
@@ -58,7 +58,7 @@ def openings(args: argparse.Namespace, pair) -> list[list[int]]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target")
@@ -67,12 +67,12 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--chat", action="store_true", help="wrap prompts in the target's chat template")
     parser.add_argument("--work", type=Path, default=Path("build/drafters"), help="text and recordings, shared by all kinds")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
-    parser.add_argument("--options", type=json.loads, default={}, help='of the drafter class, as JSON, such as {"heads": 3}')
-    parser.add_argument("--vocabulary", type=int, help="draft only the N values the target writes most; 0: all")
-    parser.add_argument("--loss", type=json.loads, help='such as {"kl": 1, "tv": 1, "top-k": 0.1}; default {"kl": 1}')
+    parser.add_argument("--options", type=dict, default={}, help='of the drafter class, as JSON, such as {"heads": 3}')
+    parser.add_argument("--vocabulary", type=int, least=0, help="draft only the N values the target writes most; 0: all")
+    parser.add_argument("--loss", type=dict, help='such as {"kl": 1, "tv": 1, "top-k": 0.1}; default {"kl": 1}')
     parser.add_argument("--depth", type=int, help="levels unrolled in training")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, chunk by chunk")
-    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-p", type=float, most=1)
     parser.add_argument("--windows", type=int, default=1280)
     parser.add_argument("--opening", type=int, default=48, help="most prompt tokens of a window")
     parser.add_argument("--new", type=int, default=208, help="most tokens the target adds")
@@ -96,11 +96,7 @@ def parsed() -> argparse.Namespace:
 
 def main() -> None:
     args = parsed()
-    try:
-        run(args, join_processes(args.device))
-    except (OSError, ValueError, FloatingPointError) as error:
-        print(f"train_drafter: {error}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
+    run(args, join_processes(args.device))
 
 
 def run(args: argparse.Namespace, here: PartialState) -> None:
@@ -113,10 +109,12 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
     training_memory(net, target, size, args.work).announce(here, args.force_memory)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
-    ids, own = write_own_text(target, pair.tokenizer, openings(args, pair), plan, args.work)
-    begin_training(net, target, ids[own])
+    split = held_windows(prompts := openings(args, pair), plan, max(args.rows, args.windows // 16))
+    ids, own = (each[split.order] for each in write_own_text(target, pair.tokenizer, prompts, plan, args.work))
+    first = len(split.held)
+    begin_training(net, target, ids[first:][own[first:]])
     data = record(target, ids, own, net.reads, args.work / f"states-{'-'.join(map(str, net.reads))}", dtype=args.states)
-    held, device = max(args.rows, len(data) // 16), target.device
+    held, device = min(first, max(args.rows, len(data) // 16)), target.device
     example, log = DistillationLoss(net, target, aim).to(device), args.work / f"{args.kind}.jsonl"
 
     def validate(module: torch.nn.Module, step: int) -> None:
@@ -126,8 +124,8 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
             file.write(json.dumps({"step": step, "acceptance": levels}) + "\n")
 
     fitting = Fit(steps=args.steps, lr=args.lr, checkpoint_every=args.checkpoint_every, mixed_precision=args.precision)
-    draw = partial(data.draw, rows=args.rows, first=held, device=device, processes=here.num_processes)
-    fit(example, lambda m, turn: m(draw(turn)), fitting, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    draw = partial(data.draw, rows=args.rows, first=first, device=device, processes=here.num_processes)
+    fit(example, lambda m, turn: m(draw(turn)), fitting, args.work / f"{args.kind}.pt", title=args.kind, validate=validate, held=split)
     if here.is_main_process:
         save_drafter(example.net, out, torch.int8 if args.bytes else torch.float16 if args.half else None)
         example.net.load_state_dict(load_drafter(out).state_dict())  # the card tells of what was written
@@ -137,4 +135,4 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

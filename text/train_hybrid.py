@@ -10,7 +10,6 @@ training documents beside it. Drafters for it, `eagle3`, `dflash` or others:
     python text/train_drafter.py eagle3 --model build/hybrid --prompts build/hybrid/prompts.jsonl --out build/hybrid-eagle3
 """
 
-import argparse
 import json
 import os
 import random
@@ -22,9 +21,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import mmspec
-from mmspec.minis.corpus import documents, openings
+from mmspec.minis.corpus import documents, openings, split
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 WINDOW = 320
 QWEN3_NEXT: dict[str, Any] = {
@@ -79,7 +79,7 @@ def save(folder: Path, model: Any, tokenizer: Any, prompts: list[str], card: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/hybrid-work"))
     parser.add_argument("--out", type=Path, default=Path("build/hybrid"))
     parser.add_argument("--config", type=Path, help="JSON with a model_type and sizes, instead of the Qwen3-Next shape")
@@ -99,7 +99,8 @@ def main() -> None:
         fields = fields if args.config else fields | SMALLER
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
-    train, held = [text for i, text in enumerate(texts) if i % 20], texts[::20]
+    parts = split(texts)
+    train, held = ([texts[number] for number in part] for part in (parts.train, parts.held))
     random.Random(0).shuffle(train)
     stream, unseen = (torch.tensor([i for text in kind for i in tokenizer(text)["input_ids"]]) for kind in (train, held))
     torch.manual_seed(0)
@@ -130,4 +131,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -7,7 +7,6 @@ Data (MMSPEC_DATA, default ../shared/data): stories (African Storybook, CC BY), 
 corpus and on text the target wrote itself. The card's figures are of the weights as they are stored.
 """
 
-import argparse
 import os
 import random
 from pathlib import Path
@@ -19,9 +18,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import mmspec
 from mmspec.minis.card import as_stored, text_card, write_text_mini
-from mmspec.minis.corpus import documents, openings
+from mmspec.minis.corpus import documents, openings, split
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
 
@@ -93,7 +93,7 @@ def teacher(target, examples: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/mini-text"))
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
     parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows")
@@ -111,7 +111,8 @@ def main() -> None:
     else:
         texts = documents(Path(os.environ.get("MMSPEC_DATA", "../shared/data")))
         target, drafter, rows, rounds = llama(192, 16, 6, 512), llama(192, 1, 6, 512), 64, 8
-    train, held = [t for i, t in enumerate(texts) if i % 20], texts[::20]
+    parts = split(texts)
+    train, held = ([texts[number] for number in part] for part in (parts.train, parts.held))
     tokenizer = make_tokenizer(train)
     random.Random(0).shuffle(train)
     stream, unseen = (torch.tensor([i for t in kind for i in tokenizer(t)["input_ids"]]) for kind in (train, held))
@@ -147,4 +148,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

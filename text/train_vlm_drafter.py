@@ -7,29 +7,30 @@
     torchrun --nproc-per-node 2 text/train_vlm_drafter.py ...                         # or accelerate launch --num_processes 2
 
 The drafter learns the target's distributions on its own answers, greedy and sampled in turn. text: a small language model that sees a
-newline where a picture was. vlm: one behind the target's vision tower. Stages resume; delete --work to start again.
+newline where a picture was. vlm: one behind the target's vision tower. The pictures of the last batch are held out. Stages resume; delete
+--work to start again. The last line printed is a command that drafts with the result.
 """
 
 import argparse
-import json
-import sys
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
 from mmspec.loading.picture_requests import folder_requests, scene_requests
 from mmspec.loading.text import load_pair
-from mmspec.loading.transformers import DTYPES
+from mmspec.loading.transformers import DTYPES, load_model
+from mmspec.minis import HOME
 from mmspec.minis import vlm_model as sights
-from mmspec.minis.weights import llama, save_llama
+from mmspec.minis.weights import save_llama
 from mmspec.run.config import Config, TargetSection
+from mmspec.text.inputs.pictures import pictures_in
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss
 from mmspec.train.on_policy_data import Course, with_eyes_of
@@ -38,12 +39,13 @@ from mmspec.train.parallel import join_processes
 from mmspec.train.record import record_answers
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingMemory, TrainingSize, small_model_memory, training_memory
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 NETS = ("eagle1", "eagle3", "hivis", "vispec")  # those that read the target's states
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--kind", default="text", choices=["text", "vlm", *NETS])
     parser.add_argument("--model", default="mini", help="mini, or a vision-language model's folder or name")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target; not for --kind vlm")
@@ -52,10 +54,10 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="a trained text drafter to begin from")
     parser.add_argument("--work", type=Path, default=Path("build/vlm-drafters"), help="answers, shared by all kinds, and checkpoints")
     parser.add_argument("--out", type=Path, help="default: WORK/KIND")
-    parser.add_argument("--options", type=json.loads, default={}, help="of a net's class, as JSON")
-    parser.add_argument("--opening", type=int, default=64, help="most positions of a prompt, pictures included")
+    parser.add_argument("--options", type=dict, default={}, help="of a net's class, as JSON")
+    parser.add_argument("--opening", type=int, help="most positions of a prompt, pictures included; by default those of the longest")
     parser.add_argument("--size", type=int, nargs=2, default=[2, 96], help="text: layers, and a width in heads of 32")
-    parser.add_argument("--chunks", type=int, default=65, help="batches of prompts to answer; the last is held out")
+    parser.add_argument("--chunks", type=int, least=2, default=65, help="batches of prompts to answer; the last is held out")
     parser.add_argument("--rows", type=int, default=32, help="prompts a batch")
     parser.add_argument("--new", type=int, default=sights.LONGEST, help="most tokens of an answer")
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0], help="taken in turn, batch by batch")
@@ -66,27 +68,34 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
     parser.add_argument("--lr", type=float, default=3e-3)
     parser.add_argument("--precision", default="bf16", help="no, bf16 or fp16")
+    parser.add_argument("--bytes", action="store_true", help="write matrices as bytes with a scale a row, as the shipped drafters are")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, five steps")
     args = parser.parse_args()
     if args.smoke:
         args.chunks, args.rows, args.new, args.steps, args.projector_steps, args.size = 3, 2, 6, 5, 5, [1, 32]
     if args.model != "mini" and not (args.pictures and args.prompts):
         parser.error("--model needs --pictures FOLDER and --prompts FILE: only the mini has scenes of its own")
+    if args.size[1] % 32:
+        parser.error(f"--size has width {args.size[1]}: give a multiple of 32, the width of a head")
     if args.kind == "vlm" and args.dtype != "float32":
         parser.error(f"--dtype is {args.dtype}, but --kind vlm reads the target's pictures in float32: leave it out, or train another kind")
     return args
 
 
 def untrained(args: argparse.Namespace, target, processor):
+    length = args.opening + args.new
     if args.kind in NETS:
         return net_to_train(args.kind, target, args.options)
     if args.text:
-        reader = llama(args.text) if args.model == "mini" else AutoModelForCausalLM.from_pretrained(args.text)
+        reader, _ = load_model(str(args.text), "float32", "cpu")
+        places = getattr(reader.config, "max_position_embeddings", length)
+        if places < length:
+            raise ValueError(f"{args.text} has {places} positions, but prompts with answers have {length}: train another, or lower --new")
     else:
         layers, width = args.size
         options = sights.llama_options(processor.tokenizer, width, layers, width // 32, width * 8 // 3)
         size = target.config.get_text_config(decoder=True).vocab_size
-        reader = LlamaForCausalLM(LlamaConfig(**options | {"vocab_size": size, "max_position_embeddings": 4096}))
+        reader = LlamaForCausalLM(LlamaConfig(**options | {"vocab_size": size, "max_position_embeddings": max(4096, length)}))
     return (with_eyes_of(target, reader) if args.kind == "vlm" else reader).to(target.device)
 
 
@@ -98,13 +107,36 @@ def memory(args: argparse.Namespace, drafter, target, windows: int) -> TrainingM
     return small_model_memory(drafter, target, rows=args.rows, length=length)
 
 
+def checked_opening(args: argparse.Namespace, longest: int, target) -> int:
+    """Positions that a prompt may have. ValueError where a prompt has more, or the target has no room for its answer."""
+    if args.opening is not None and args.opening < longest:
+        raise ValueError(f"--opening is {args.opening}, but a prompt has {longest} positions, pictures included: leave it out, or raise it")
+    places = getattr(target.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    if places is not None and longest + args.new > places:
+        raise ValueError(f"a prompt has {longest} positions and --new is {args.new}, but the target has {places}: shorten one of them")
+    return args.opening or longest
+
+
+def save(args: argparse.Namespace, drafter, pair, out: Path) -> None:
+    """Write the drafter as `mmspec caption --drafter` reads it, and say so."""
+    if args.kind in NETS:
+        save_drafter(drafter, out, torch.int8 if args.bytes else None)
+    else:
+        (save_llama if args.bytes else type(drafter).save_pretrained)(drafter, out)
+        (pair.processor if args.kind == "vlm" else pair.tokenizer).save_pretrained(out)
+    folder = HOME / "vlm" / "examples" if args.model == "mini" else args.pictures
+    tell_command("mmspec", "caption", folder / pictures_in(folder)[0], "--model", args.model, "--drafter", out)
+
+
 def run(args: argparse.Namespace) -> None:
     here, mini, out = join_processes(), args.model == "mini", args.out or args.work / args.kind
     torch.manual_seed(0)
     pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device), dtype=args.dtype)))
     target, processor, pad = pair.target.requires_grad_(False), pair.processor, pair.tokenizer.pad_token_id or 0
     count, last = args.chunks * args.rows, (args.chunks - 1) * args.rows
-    ask = scene_requests(pair, args.chunks, args.rows) if mini else folder_requests(pair, args.pictures, args.prompts, count)
+    parts = args.chunks, args.rows
+    ask = scene_requests(pair, *parts) if mini else folder_requests(pair, args.pictures, args.prompts, *parts)
+    args.opening = checked_opening(args, ask.longest(args.rows), target)
     drafter = untrained(args, target, processor)
     memory(args, drafter, target, last).announce(here, args.force_memory)
     writing = Writing(temperatures=args.temperature, opening=args.opening, new=args.new, chunk=args.rows)
@@ -117,16 +149,17 @@ def run(args: argparse.Namespace) -> None:
 
     def train(steps: int, name: str, module: torch.nn.Module, loss) -> None:
         plan = Fit(steps=steps, lr=args.lr, checkpoint_every=250, mixed_precision=args.precision)
-        fit(module, loss, plan, args.work / f"{name}.pt", title=name, validate=validate)
+        fit(module, loss, plan, args.work / f"{name}.pt", title=name, validate=validate, held=ask.split)
 
     if args.kind in NETS:
-        begin_training(drafter, target, torch.cat([row[:size] for row, size in zip(ids, sizes, strict=True)])).to(target.device)
-        states = args.work / f"states-{'-'.join(map(str, drafter.reads))}"
+        said = torch.cat([row[:size] for row, size in zip(ids[:last], sizes[:last], strict=True)])
+        begin_training(drafter, target, said).to(target.device)
+        states = args.work / f"states-{'-'.join(map(str, drafter.reads))}-of-{args.opening + args.new}"
         data = record_answers(target, ask, ids[:last], sizes[:last], drafter.reads, states, args.opening, args.rows, args.states)
         example = DistillationLoss(drafter, target, Aim(depth=5, states=1.0))
         draw = partial(data.draw, rows=args.rows, device=target.device, processes=here.num_processes)
         train(args.steps, args.kind, example, lambda m, turn: m(draw(turn).trimmed()))
-        return save_drafter(drafter, out, torch.int8 if mini else None) if here.is_main_process else None
+        return save(args, drafter, pair, out) if here.is_main_process else None
     words = [mmspec.text.view(name, processor) for name in ("newline", "newline", "newline", "drop")]
     said = [[ids[i, : sizes[i]] for i in range(at, at + args.rows)] for at in range(0, len(ids), args.rows)]
     course = Course(target, pad, words, lambda turn: ask(turn * args.rows, (turn + 1) * args.rows), said, args.kind == "vlm", args.hard)
@@ -137,14 +170,8 @@ def run(args: argparse.Namespace) -> None:
         torch.nn.ParameterList(learning).requires_grad_(True)
     train(args.steps, args.kind, drafter, course.loss)
     if here.is_main_process:
-        compact = {"text": save_llama, "vlm": partial(sights.save_llava, without_tower=True)}[args.kind]
-        (compact if mini else type(drafter).save_pretrained)(drafter, out)
+        save(args, drafter, pair, out)
 
 
 if __name__ == "__main__":
-    arguments = parsed()
-    try:
-        run(arguments)
-    except (OSError, ValueError, FloatingPointError) as error:
-        print(f"train_vlm_drafter: {error}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, FloatingPointError) else 2) from None
+    run_recipe(lambda: run(parsed()))

@@ -12,7 +12,6 @@ the mini's masked model, which is another model: its rows are compared with its 
 head of that size and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
 """
 
-import argparse
 import os
 from pathlib import Path
 
@@ -23,21 +22,22 @@ from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes import tokenizer
 from mmspec.vision.quality.classifier import classify
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--lengths", nargs="*", type=int, default=[], help="drafted steps a call beside the usual number")
     parser.add_argument("--fewer", nargs="*", type=int, default=[4], help="divisors of the steps of plain sampling beside it")
     parser.add_argument("--model", default="continuous", help="a mini or OUT/NAME of train_continuous.py, with a causal diffusion head")
     parser.add_argument("--windows", nargs="*", type=int, default=[], help="tokens in flight of method path, by every drafter")
     parser.add_argument("--counted", type=int, default=2, help="pictures whose calls are counted")
-    parser.add_argument("--pictures", type=int, default=400, help="that are judged; 0 for none")
+    parser.add_argument("--pictures", type=int, least=0, default=400, help="that are judged; 0 for none")
     parser.add_argument("--batch", type=int, default=50, help="of these")
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, least=0, default=0, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="that are timed")
     parser.add_argument("--head", nargs=2, type=int, metavar=("BLOCKS", "WIDTH"), help="run a random head of this size, too")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
@@ -66,4 +66,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

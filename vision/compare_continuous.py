@@ -7,7 +7,6 @@ features of mini vision's judge, and how often that sees the class asked for. Se
 in turns in one process: median and quartiles. `--rounds 0` counts alone.
 """
 
-import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.quality.classifier import classify
@@ -57,13 +57,13 @@ def shown(cells: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--draft-tokens", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--pictures", type=int, default=1000)
-    parser.add_argument("--first", type=int, default=0, help="seed of the first picture")
+    parser.add_argument("--first", type=int, least=0, default=0, help="seed of the first picture")
     parser.add_argument("--batch", type=int, default=100)
-    parser.add_argument("--rounds", type=int, default=0, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, least=0, default=0, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--batches", nargs="+", type=int, default=[1, 8], help="that are timed")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
     parser.add_argument("--smoke", action="store_true", help="ten pictures of the causal heads, one draft length, no seconds")
@@ -89,4 +89,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

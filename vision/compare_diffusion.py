@@ -8,7 +8,6 @@ Fashion-MNIST (MMSPEC_DATA, default ../shared/data), made smaller, and a smaller
 Ratios are steps / calls of one picture at a time, however many states a call holds: what latency may gain. Rows count those states.
 """
 
-import argparse
 import os
 import statistics
 from pathlib import Path
@@ -32,6 +31,7 @@ from mmspec.minis import pictures
 from mmspec.train import Fit, fit
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes.tokenizer import as_tensor
 from mmspec.vision.diffusion.pipeline import chains
 from mmspec.vision.diffusion.target import DiffusionTarget
@@ -112,15 +112,15 @@ def ways(lengths: list[int], only: str, net: DiffusionTarget | None = None) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=100, help="of the mixture; a tenth of them of fashion")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5, 8, 16])
     parser.add_argument("--only", default="", help="the ways whose names hold this")
-    parser.add_argument("--mixture", type=int, default=512, help="numbers of a state of the mixture; 0 leaves it out")
+    parser.add_argument("--mixture", type=int, least=0, default=512, help="numbers of a state of the mixture; 0 leaves it out")
     parser.add_argument("--steps", type=int, nargs="+", default=[50, 250], help="of fashion's chains")
-    parser.add_argument("--training", type=int, default=2000, help="steps of training; 0 leaves fashion out")
+    parser.add_argument("--training", type=int, least=0, default=2000, help="steps of training; 0 leaves fashion out")
     parser.add_argument("--side", type=int, default=16, help="pixels of fashion's pictures")
-    parser.add_argument("--rounds", type=int, default=3, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, least=0, default=3, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--work", type=Path, default=Path("build/diffusion"))
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
     parser.add_argument("--smoke", action="store_true", help="few and small")
@@ -147,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

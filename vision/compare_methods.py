@@ -9,7 +9,6 @@ Seconds are those of small batches, interleaved in one process with plain decodi
 code a step, guidance in one doubled batch, torch.multinomial. They are paired: ratios of each round, their median and spread.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 from time import perf_counter
@@ -25,6 +24,7 @@ from mmspec.minis import HOME
 from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
 from mmspec.vision.codes.registry import can_draw
@@ -73,15 +73,15 @@ def table(rows: dict) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--set", choices=("fashion", "scenes"), default="fashion", help="of mini vision")
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=60)
     parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
+    parser.add_argument("--top-p", type=float, most=1, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=lambda text: text if text == "auto" else int(text), default=48, help="tokens a forward, or auto")
     parser.add_argument("--batch", type=int, default=30)
-    parser.add_argument("--rounds", type=int, default=5, help="interleaved rounds of seconds; 0 for none")
+    parser.add_argument("--rounds", type=int, least=0, default=5, help="interleaved rounds of seconds; 0 for none")
     parser.add_argument("--timed-batch", type=int, default=1)
     parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--out", type=Path, help="also write everything as JSON")
@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -6,13 +6,13 @@ It is fitted in closed form on pictures that the model draws; nothing is trained
 the fit. Printed are calls of the head a token without and with it.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 
 from mmspec.minis.latents import load_latents
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision import ContinuousAR, ContinuousARConfig, ContinuousPictures, Sampling, generate
 from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
@@ -41,14 +41,14 @@ def calls(model: ContinuousPictures, pictures: int, steps: int, draft_steps: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("mmspec/minis/continuous"), help="with autoencoder/ and diffusion/target/")
     parser.add_argument("--pictures", type=int, default=20, help="drawn for the fit (20)")
     parser.add_argument("--contexts", type=int, default=256, help="tokens at which the head is differentiated (256)")
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64], help="of the chains whose calls are counted")
     parser.add_argument("--draft-steps", type=int, help="by default the usual number for the steps")
     parser.add_argument("--counted", type=int, default=4, help="pictures whose calls are counted (4)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--smoke", action="store_true", help="a small random model, four pictures")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as home:
@@ -69,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

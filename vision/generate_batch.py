@@ -31,6 +31,7 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, check_decoder, is_continuous, is_file_model, load_image_model
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.codes.methods import METHODS
 from mmspec.vision.codes.published import PUBLISHED
@@ -96,7 +97,7 @@ def tiny() -> Loaded:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")
@@ -112,7 +113,7 @@ def main() -> None:
     parser.add_argument("--draft-steps", type=steps, help="of continuous tokens: steps of the chain drafted at once, 0 to 31, or auto")
     parser.add_argument("--sigma-out", type=float, help="of continuous tokens: the noise on every token that is a part of the distribution")
     parser.add_argument("--size", type=int, help="pixels a side, for models that draw several sizes")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--batch-size", type=int, default=8, help="pictures that are drawn at a time")
     parser.add_argument("--batching", choices=BATCHING, help="pictures join as others end (default with drafts), or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="pictures a shard; what a killed run may lose")
@@ -146,4 +147,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -12,7 +12,6 @@ K = sum_t |m_p - m_q|^2 / sigma_t^2 along that path is twice the divergence of t
 Every rule is the more accepted the less its distribution differs, whatever the window: it is a token's chance that is measured here.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mmspec.core.distributions.reflection import agreement
 from mmspec.core.noise import Noise
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.continuous.generation import pair_of
 from mmspec.vision.continuous.latents import Sampling
 
@@ -60,11 +60,11 @@ def measured(target: Any, classes: list[int], tokens: Tensor, sampling: Sampling
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=60, help="of 49 tokens each (60)")
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32, 64], help="of the chain (8 16 32 64)")
     parser.add_argument("--sigma-out", type=float, nargs="+", help="noise on every token (the model's own)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--out", type=Path, help="write the table here as JSON")
     parser.add_argument("--smoke", action="store_true", help="two pictures, few steps")
     args = parser.parse_args()
@@ -92,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -9,7 +9,6 @@ caption, or none, less that given their own, a code and a picture. A caption of 
 code's share of it is small. --out records these figures, the tokenizer's and the judge's; of mini vision --card writes its card from them.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelle
 from mmspec.minis.picture_sets.vision_card import COLUMNS, FIGURES, figures_row, vision_card
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.llamagen import LlamaGenPictures
@@ -79,13 +79,13 @@ def model_figures(model: LlamaGenPictures, vq: Any, judge: Classifier, data: Lab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
     parser.add_argument("--pictures", type=Path, help="the folder that the model was trained on")
     parser.add_argument("--count", type=int, default=200, help="captions drawn")
     parser.add_argument("--methods", nargs="+", default=METHODS, help="those whose net or smaller model is missing are left out")
     parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
+    parser.add_argument("--top-p", type=float, most=1, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=int, help="tokens a forward; default each method's own")
     parser.add_argument("--batch", type=int, default=40)
     parser.add_argument("--work", type=Path, help="where pixels are kept; default build/pictures-FOLDER")
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

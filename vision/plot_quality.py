@@ -9,7 +9,6 @@ of mmspec.vision.quality.metrics. The grey band is what plain decoding differs f
 decoding's. Methods whose net or smaller model the mini lacks are left out.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mmspec.minis import HOME
 from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision import METHODS, PUBLISHED
 from mmspec.vision.codes.registry import can_draw, method_of
 from mmspec.vision.quality import metrics
@@ -93,12 +93,12 @@ def plot(rows: dict[str, dict], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--set", choices=("fashion", "scenes"), default="fashion", help="of mini vision")
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=200)
     parser.add_argument("--guidance", type=float, default=2.0)
-    parser.add_argument("--top-p", type=float, help="least probability of the codes that are kept; default all")
+    parser.add_argument("--top-p", type=float, most=1, help="least probability of the codes that are kept; default all")
     parser.add_argument("--window", type=int, default=48)
     parser.add_argument("--batch", type=int, default=40)
     names = [name for name in (*METHODS, *PUBLISHED) if name != "plain"]
@@ -140,4 +140,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

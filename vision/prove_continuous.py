@@ -7,7 +7,6 @@ are anywhere between 0 and 1; some 7,000 tokens are enough for a wrong one's to 
 way's pictures and plain ones with its permutation p-value: the usual check, which misses most of these bugs.
 """
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from mmspec.core.rules.lossy.cspd import CSpD
 from mmspec.core.rules.token import Token
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.continuous.generation import LatentDraft
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import CONTINUOUS_METHODS
@@ -100,12 +100,12 @@ def energy(one: Tensor, other: Tensor, permutations: int = 200) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=150, help="of 49 tokens each (150)")
     parser.add_argument("--steps", type=int, default=8, help="of the diffusion head's chain (8)")
     parser.add_argument("--temperature", type=float, default=0.98, help="of CSpD's draft (0.98)")
     parser.add_argument("--window", type=int, default=5, help="tokens in flight a round (5)")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--energy", action="store_true", help="energy distances to plain pictures, too")
     parser.add_argument("--out", type=Path, help="write the table here as JSON")
     parser.add_argument("--smoke", action="store_true", help="one picture of two steps, one exact way and every bug once")
@@ -139,4 +139,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

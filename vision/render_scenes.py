@@ -6,7 +6,6 @@ The folder holds images/ and captions.jsonl, whose lines have the file, the capt
 recipes of this folder take as --pictures. The same seed gives the same pictures.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -16,16 +15,17 @@ from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/scenes"), help="a folder that does not exist yet")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=64, help="pixels a side")
     parser.add_argument("--objects", type=int, default=2, help="most objects of a scene, 1 to 4")
     parser.add_argument("--shift", type=float, default=0.125, help="movement of objects, as a share of half a side: -SHIFT, 0 or SHIFT")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--smoke", action="store_true", help="24 scenes")
     args = parser.parse_args()
     refuse_several_processes()
@@ -47,4 +47,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -9,7 +9,6 @@ writes video. The counts say how far a window carries, not what a forward costs:
 columns.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -18,6 +17,7 @@ from rich.progress import track
 from mmspec.bench.synthetic.raster import METHODS, SPREAD, compression
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 SHAPES = ("24", "32", "90", "16x8")
 
@@ -29,13 +29,13 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="SIDE, or SIDExFRAMES for a sequence (24 32 90 16x8)")
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--methods", nargs="+", default=["sjd", "scd", "scd-gumbel", "coupled"], choices=[*METHODS])
     parser.add_argument("--spread", type=float, default=SPREAD, help="standard deviation of the logits")
     parser.add_argument("--rows", type=int, default=1, help="pictures or sequences counted over")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--out", type=Path, help="also write the counts as JSON")
     parser.add_argument("--smoke", action="store_true", help="a small grid and three small frames")
     args = parser.parse_args()
@@ -57,4 +57,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -15,7 +15,6 @@ work folder, and a stopped run goes on; delete the folder to start again. The dr
 import argparse
 import json
 import random
-import sys
 
 import torch
 from accelerate import PartialState
@@ -33,6 +32,7 @@ from mmspec.train.pictures.drawn import draw_pictures
 from mmspec.train.pictures.learners import NETS, SmallImageLoss, WrittenPictures, picture_net, picture_net_loss
 from mmspec.train.small_model.images import small_llamagen
 from mmspec.utils.recipe_files import recipe_command
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.checkpoints.drafters import save_image_drafter
 from mmspec.vision.codes.shared_layers import SharedLayers
 from mmspec.vision.families.base import ImageModel
@@ -64,7 +64,7 @@ def target_of(args: argparse.Namespace) -> tuple[ImageModel, list]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_set_options(parser, "drafter")
     add_model_options(parser)
     parser.add_argument("--kind", default="eagle1", choices=(*NETS, "model"), help="a feature drafter, or a smaller image model")
@@ -74,7 +74,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--guidance", type=float, help="default 2; of --model 1, which is none")
     parser.add_argument("--temperature", type=float, default=1.0)
     parser.add_argument("--top-k", type=int)
-    parser.add_argument("--top-p", type=float)
+    parser.add_argument("--top-p", type=float, most=1)
     parser.add_argument("--steps", type=int, default=900)
     parser.add_argument("--rows", type=int, default=16, help="pictures a step")
     parser.add_argument("--depth", type=int, default=3, help="levels unrolled in training")
@@ -139,12 +139,8 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
 
 def main() -> None:
     args = parsed()
-    try:
-        run(args, join_processes(args.device or "cpu"))
-    except (OSError, ValueError) as error:
-        print(f"train_drafter: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+    run(args, join_processes(args.device or "cpu"))
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

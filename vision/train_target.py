@@ -13,7 +13,6 @@ which its middle layer tells the attributes at every place (mmspec/train/picture
 --reading trains with this loss first, on the first codes of pictures alone, which is thirty times as fast.
 """
 
-import argparse
 import json
 import random
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.utils.files import write_json
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen import WORDS, caption_words
 
@@ -37,15 +37,15 @@ SIZES = ("width", "layers", "dropout", "words", "prefix_attention")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_picture_options(parser, "target")
     parser.add_argument("--width", type=int, help="a multiple of 32; default 160, and 128 for fashion")
     parser.add_argument("--layers", type=int, help="default 6")
-    parser.add_argument("--dropout", type=float, help="of models that read captions; default 0.1")
+    parser.add_argument("--dropout", type=float, most=1, help="of models that read captions; default 0.1")
     parser.add_argument("--words", type=int, help="most tokens of a caption that are read; default 16")
     parser.add_argument("--prefix-attention", help="content (default), or uniform as published: see LlamaGenConfig")
     parser.add_argument("--attributes", type=float, default=0.0, help="first weight of the attributes' loss, see above; 0 for none")
-    parser.add_argument("--reading", type=int, default=0, help="steps before, on the attributes and a picture's first codes alone")
+    parser.add_argument("--reading", type=int, least=0, default=0, help="steps before, on the attributes and a picture's first codes alone")
     parser.add_argument("--begin", type=Path, help="a folder that this recipe wrote, to train further")
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
     parser.add_argument("--steps", type=int, default=2500)
@@ -134,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

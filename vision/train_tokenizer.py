@@ -8,7 +8,6 @@ pictures every tenth is held out; the scenes of mini vision are such a folder, d
 delete the work folder to start again. The tokenizer is written to OUT/tokenizer.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mmspec.minis.picture_sets.options import add_picture_options, read_pictures
 from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.recipe_options import RecipeParser, run_recipe
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.merged_codes import merge_codes
 
@@ -53,7 +53,7 @@ def report(model, held: torch.Tensor, path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_picture_options(parser, "tokenizer")
     parser.add_argument("--grid", type=int, help="codes a side, of your own pictures; the size is 1, 2, 4, 8 ... times this; default 16")
     parser.add_argument("--codes", type=int, help="size of the codebook, for your own pictures; default 512")
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--merge", type=float, help="dB that merging codes that look alike may cost, of your own pictures; default 0.1")
     parser.add_argument("--rows", type=int, help="pictures a step; default 64, and 32 for your own")
     parser.add_argument("--steps", type=int, help="default 4000, and 2500 for your own")
-    parser.add_argument("--finish", type=int, default=0, help="steps of the decoder alone behind them, the codes fixed")
+    parser.add_argument("--finish", type=int, least=0, default=0, help="steps of the decoder alone behind them, the codes fixed")
     parser.add_argument("--warmup", type=int, default=400, help="steps before the codebook's start, nothing quantised")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
@@ -132,4 +132,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_recipe(main)

@@ -32,9 +32,11 @@ def dtype_of(name: str) -> Any:
 
 @dataclass(frozen=True)
 class _Place:
-    """Where `from_pretrained` finds a checkpoint: a folder or hub name, and its options for configs and tokenizers, and for models."""
+    """Where `from_pretrained` finds a checkpoint: a folder or hub name, its options for configs and tokenizers, and for models, and the
+    folder of the tokenizer where that is another."""
 
     where: str
+    beside: str | None = None
     reading: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
 
@@ -106,10 +108,14 @@ def _place(name: str) -> _Place:
             f"{kind} {name} does not exist: give a folder with config.json and weights, a GGUF file (*.gguf) or a hub name; {_FETCH}"
         )
     if not gguf or path.is_dir():
-        return _Place(str(path) if path.exists() else name)
+        target = path / "target"  # what text/train_mini.py and text/train_vlm.py write, with one tokenizer for all its models
+        if (target / "config.json").is_file() and not (path / "config.json").exists():
+            return _Place(str(target), str(path))
+        shared = (path.parent / "target").is_dir() and not (path / "tokenizer_config.json").exists()
+        return _Place(str(path) if path.exists() else name, str(path.parent) if path.exists() and shared else None)
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"model {name} is a GGUF file, and reading it needs the package gguf: pip install 'mmspec[gguf]'")
-    return _Place(str(path.parent), {"gguf_file": path.name}, compat.gguf_options(path.name))
+    return _Place(str(path.parent), None, {"gguf_file": path.name}, compat.gguf_options(path.name))
 
 
 def _refuse_other_sight(model_type: str) -> None:
@@ -128,7 +134,7 @@ def _processor(name: str, place: _Place, senses: bool, side: str) -> Any:
 
     try:
         processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(
-            place.where, trust_remote_code=False, **place.reading
+            place.beside or place.where, trust_remote_code=False, **place.reading
         )
     except (OSError, ValueError, KeyError, ImportError) as error:
         if isinstance(error, ImportError) and "torchvision" in str(error).lower():

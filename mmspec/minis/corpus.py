@@ -3,11 +3,30 @@
 import gzip
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
+
+from mmspec.train.held_out import HeldOut, apart
+
+_BEGINNING = 120  # characters of the shortest prompt that is made of a story
+
+
+def split(texts: Sequence[str]) -> HeldOut:
+    """Hold every twentieth document out, and leave those out of training that are the same or begin alike: prompts are beginnings."""
+    keys = [text[:_BEGINNING] for text in texts]
+    parts = [[number for number in range(len(texts)) if (number % 20 == 0) == held] for held in (False, True)]
+    found = apart(*([keys[number] for number in part] for part in parts), "documents")
+    return HeldOut(tuple(parts[0][place] for place in found.train), tuple(parts[1]), found.keys)
+
+
+def training_documents(data: Path) -> list[str]:
+    """Return the documents that are not held out."""
+    texts = documents(data)
+    return [texts[number] for number in split(texts).train]
 
 
 def documents(data: Path) -> list[str]:
-    """Return one string a document; the caller holds out every twentieth."""
+    """Return one string a document; `split` says which are held out."""
 
     def rows(path):
         with gzip.open(data / path, "rt", encoding="utf-8") as file:

@@ -65,12 +65,16 @@ def asked(seed: int, count: int, form: str) -> list[PictureQuestion]:
     return found
 
 
-def batch(turn: int, rows: int) -> list[PictureQuestion]:
-    """The examples of training step `turn`: of one form, and of like lengths so that little is padded. Questions come twice as many."""
+def batch(turn: int, rows: int, without: frozenset[Any] = frozenset()) -> list[PictureQuestion]:
+    """The examples of training step `turn`: of one form, and of like lengths so that little is padded. Questions come twice as many.
+
+    Examples about one of the scenes `without` are left out: those are held out.
+    """
     form = FORMS[turn % len(FORMS)]
     rows = rows * 2 if form == "questions" else rows
-    pool = sorted(asked(turn, rows * 4, form), key=lambda each: len(each.question.answer.split()))  # not letters: red is a short word
-    first = rows * random.Random(turn).randrange(4)
+    pool = [each for each in asked(turn, rows * 4, form) if without.isdisjoint(each.pictures)]
+    pool.sort(key=lambda each: len(each.question.answer.split()))  # not letters: red is a short word
+    first = min(rows * random.Random(turn).randrange(4), max(0, len(pool) - rows))
     return pool[first : first + rows]
 
 
@@ -198,14 +202,11 @@ def right(model: Any, processor: Any, examples: Sequence[PictureQuestion]) -> di
     return {kind: sum(found) / len(found) for kind, found in sorted(marks.items())}
 
 
-def save_llava(model: Any, folder: Path, without_tower: bool = False) -> None:
-    """Write a LLaVA-type model as `llava` reads it, its matrices as bytes. Drafters come without the tower that is the target's."""
+def save_llava(model: Any, folder: Path) -> None:
+    """Write a LLaVA-type model as `llava` and transformers' loaders here read it, its matrices as bytes."""
     folder.mkdir(parents=True, exist_ok=True)
     model.config.save_pretrained(folder)
-    kept = model.state_dict()
-    if without_tower:
-        kept = {name: tensor for name, tensor in kept.items() if not name.startswith(TOWER)}
-    save_bytes(kept, folder / "model.safetensors")
+    save_bytes(model.state_dict(), folder / "model.safetensors")
 
 
 def llava(folder: Path, tower: Any = None) -> Any:

@@ -1,9 +1,18 @@
 """Strict loading of checkpoints: a missing tensor would be random, and an unused one indicates another model."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from safetensors.torch import save_file
+
+from mmspec.utils.packing import is_packed, read_bytes
+
+WEIGHTS = "model.safetensors"
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position_ids|num_batches_tracked)$|(^|\.)mtp\.")
 """Unexpected tensors that no output depends on: buffers of old releases, and layers for multi-token prediction."""
 
@@ -11,7 +20,8 @@ _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position
 def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> Any:
     """`kind.from_pretrained(where, **options)`, once its checkpoint holds every tensor of the model and no other.
 
-    Tied weights and tensors that the model's class lists as ignorable count as neither missing nor unexpected.
+    Tied weights and tensors that the model's class lists as ignorable count as neither missing nor unexpected. Weights that the recipes
+    wrote as bytes are read, too.
 
     Args:
         kind: a transformers model class or Auto class.
@@ -22,7 +32,8 @@ def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> An
     Raises:
         ValueError: naming the first tensor that is missing, has another shape, or is unexpected.
     """
-    model, info = kind.from_pretrained(where, output_loading_info=True, ignore_mismatched_sizes=True, **options)
+    with _as_floats(where) as place:
+        model, info = kind.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     odd = [] if extras else [name for name in info["unexpected_keys"] if not _HARMLESS.search(name)]
     shapes = [each[0] if isinstance(each, tuple) else each for each in info["mismatched_keys"]]
     for names, why in (
@@ -33,6 +44,19 @@ def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> An
         if names:
             raise ValueError(f"{_listed(names)} {why}: the checkpoint is incomplete, or its config.json belongs to another model")
     return model
+
+
+@contextmanager
+def _as_floats(where: Any) -> Iterator[Any]:
+    """`where`, or for a folder with weights as bytes a temporary one with the same numbers in float32."""
+    if not is_packed(Path(where) / WEIGHTS):
+        yield where
+        return
+    with TemporaryDirectory() as place:
+        for path in Path(where).glob("*.json"):
+            copyfile(path, Path(place, path.name))
+        save_file(read_bytes(Path(where) / WEIGHTS), Path(place, WEIGHTS), {"format": "pt"})
+        yield place
 
 
 def _listed(names: Iterable[str]) -> str:

@@ -1,5 +1,6 @@
 """Training of SpecDec++'s acceptance head (Huang et al. 2024) on a target's verdicts on draft tokens."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,13 +14,16 @@ from mmspec.drafters.stops import AcceptanceHead, acceptance_loss
 class Judgements:
     """Every judged draft token of a generation: the drafter's hidden state before it, its log q, and whether the target accepted it.
 
-    Use one object as the chain's `stop`, which never ends it, and as `on_step`. One transfer to the host a round.
+    Use one object as the chain's `stop`, which never ends it, and as `on_step`. One transfer to the host a round. `rows` says of which row
+    each judgement is, counted from `first`: set it to the number of the next generation's first prompt.
     """
 
     states: tuple[int, ...] = (-1,)
     hidden: list[Tensor] = field(default_factory=list)  # [F] each
     log_q: list[float] = field(default_factory=list)
     accepted: list[bool] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    first: int = 0
     _round: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     @property
@@ -46,17 +50,22 @@ class Judgements:
                     self.hidden.append(hidden[row])
                     self.log_q.append(float(log_q[row]))
                     self.accepted.append(place < step.committed.accepted[row])
+                    self.rows.append(self.first + row)
         self._round = []
 
     def __len__(self) -> int:
         return len(self.accepted)
 
-    def draw(self, turn: int, rows: int, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Return `rows` judgements from number `first` on: hidden [rows, F], log q [rows], accepted [rows]; a function of `turn` alone."""
-        chosen = torch.randint(first, len(self), (rows,), generator=torch.Generator().manual_seed(turn)).tolist()
-        return self.at(chosen)
+    def draw(self, turn: int, rows: int, among: Sequence[int] | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return `rows` judgements, `among` those of the given numbers: hidden [rows, F], log q [rows], accepted [rows].
 
-    def at(self, chosen: list[int]) -> tuple[Tensor, Tensor, Tensor]:
+        A function of `turn` alone.
+        """
+        numbers = range(len(self)) if among is None else among
+        chosen = torch.randint(len(numbers), (rows,), generator=torch.Generator().manual_seed(turn)).tolist()
+        return self.at([numbers[place] for place in chosen])
+
+    def at(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor, Tensor]:
         """Return the judgements of the given numbers; see `draw`."""
         hidden = torch.stack([self.hidden[i] for i in chosen])
         return hidden, torch.tensor([self.log_q[i] for i in chosen]), torch.tensor([self.accepted[i] for i in chosen])

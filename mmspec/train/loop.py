@@ -13,6 +13,7 @@ from accelerate.utils import DistributedDataParallelKwargs
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor, nn
 
+from mmspec.train.held_out import HeldOut
 from mmspec.train.parallel import join_processes
 from mmspec.utils.weights import first_not_finite
 
@@ -64,18 +65,22 @@ def fit(
     *,
     title: str = "train",
     validate: Callable[[nn.Module, int], object] | None = None,
+    held: HeldOut | None = None,
 ) -> list[float]:
     """Train `model` in place and return the loss of every step run by this call.
 
     `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
     from `checkpoint` then ends with the same weights as an undisturbed one. Under `torchrun` and `accelerate launch` step s of process r
     of W has the turn s * W + r, and gradients are averaged over the processes when `loss` calls the model; the losses returned are
-    averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint.
+    averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint; `held` says which examples it
+    judges by, of which `loss` draws none.
 
     Raises:
         FloatingPointError: naming the step and what is not finite: the loss, a gradient or a weight. Nothing of that step is saved.
-        ValueError: if `checkpoint` belongs to another model, or what it holds is not finite.
+        ValueError: if `checkpoint` belongs to another model, or what it holds is not finite; and for `validate` without `held`.
     """
+    if validate is not None and held is None:
+        raise ValueError("validate is given without held: say by mmspec.train.held_out which examples are held out")
     accelerator = _accelerator(plan)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.models.model_checks import check_finite_weights
 from mmspec.text.generation import generate
+from mmspec.train.held_out import HeldOut, hold_out
 from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.record import Ask
 from mmspec.train.states.identity import checksum, claim_folder, target_identity, tokenizer_identity
@@ -45,6 +46,16 @@ class Writing:
     seed: int = 0
 
 
+def held_windows(prompts: Sequence[Sequence[int]], plan: Writing, count: int) -> HeldOut:
+    """Return which windows of `write_own_text` are held out, by their prompts. ValueError if all prompts are the same one."""
+    keys = [tuple(prompts[number][: plan.opening]) for number in _order(len(prompts), plan).tolist()]
+    return hold_out(keys, count, "prompts")
+
+
+def _order(count: int, plan: Writing) -> Tensor:
+    return torch.randperm(count, generator=torch.Generator().manual_seed(plan.seed))
+
+
 def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]], plan: Writing, folder: Path) -> tuple[Tensor, Tensor]:
     """Return windows [N, W] of ids, in a fixed random order, and which of them the target wrote [N, W] bool; padding comes last.
 
@@ -60,7 +71,7 @@ def write_own_text(model: Any, tokenizer: Any, prompts: Sequence[Sequence[int]],
         return _write(model, tokenizer, openings[first:end], plan, temperature, first)
 
     ids, own = _in_chunks(written, "own", len(prompts), plan, folder)
-    order = torch.randperm(len(ids), generator=torch.Generator().manual_seed(plan.seed))
+    order = _order(len(ids), plan)
     return ids[order], own[order]
 
 
@@ -73,6 +84,7 @@ def write_own_answers(model: Any, ask: Ask, requests: int, plan: Writing, folder
     check_finite_weights(model)
     begun = sorted(ask(0, min(plan.chunk, requests)).items())
     identity = _identity(plan, requests, model) | {"requests": checksum(value for _, value in begun)}
+    del identity["opening"]  # prompts are not cut here: answers do not depend on it
     claim_folder(folder / "answering.json", identity, "text written with", _FLAGS, join_processes())
 
     def written(first: int, end: int, temperature: float) -> tuple[Tensor, Tensor]:

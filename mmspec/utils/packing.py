@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -46,6 +47,15 @@ def save_bytes(weights: Mapping[str, Tensor], path: Path) -> None:
 def read_bytes(path: Path) -> dict[str, Tensor]:
     """Weights in float32, from a file of `save_bytes` or any other safetensors file."""
     return {name: tensor.float() for name, tensor in unpacked(load_file(path)).items()}
+
+
+def is_packed(path: Path) -> bool:
+    """Return True if `path` is a file of `save_bytes`; only names are read."""
+    if not path.is_file():
+        return False
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+    return any(name + _SCALE in names for name in names)
 
 
 def _rows(tensor: Tensor, scale: Tensor) -> Tensor:
