@@ -29,6 +29,7 @@ from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommen
 from mmspec.minis.shop import Shop
 from mmspec.recsys import METHODS, Catalogue
 from mmspec.utils.files import whole
+from mmspec.utils.places import RecipeParser
 
 GROUP = 8192  # users made and written at a time
 LISTS = pa.list_(pa.int64())
@@ -97,7 +98,7 @@ def recommend(args: argparse.Namespace) -> Report | None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("users", type=Path, nargs="?", help="a Parquet file, or a folder of them")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--simulate", type=int, default=0, help="first write so many simulated users into the folder USERS")

@@ -8,7 +8,6 @@ by item. Seconds are interleaved in one process: each round times transformers' 
 and then every contender on the same users, and ratios are paired; their median and spread are shown.
 """
 
-import argparse
 import statistics
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +21,7 @@ from mmspec.bench.compare.recommendations import Prefixes, beam_search_baseline,
 from mmspec.minis.shop import Shop
 from mmspec.recsys import recommend
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 SAMPLED = ("coupled", "sample", "relaxed")
@@ -49,7 +49,7 @@ def spread(found: list[float]) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--mini", choices=("recsys", "recsys-deep"), default="recsys")
     parser.add_argument("--users", type=int, default=500, help="held-out simulated users to count calls on")
     parser.add_argument("--k", type=int, nargs="+", default=[10, 20, 50])

@@ -10,7 +10,6 @@ automaton, which read the prompt alone. All are token-exact; the last two lines 
 counts tokens that are not the target's best. Counts do not depend on the machine's load.
 """
 
-import argparse
 import os
 import tempfile
 from collections import defaultdict
@@ -27,6 +26,7 @@ import mmspec
 from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
 from mmspec.train.loop import Fit, fit
+from mmspec.utils.places import RecipeParser
 
 LENGTH, NEW, SHOWN = 128, 48, 4  # tokens of a training window and of a title at most, and titles that a prompt shows
 
@@ -121,7 +121,7 @@ def table(model: Any, titles: Titles, tested: list[list[int]]) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument(
         "--data", default="amazon-industrial", help="a folder below MMSPEC_DATA with items.parquet and interactions.parquet"
     )

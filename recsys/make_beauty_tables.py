@@ -6,7 +6,6 @@
 It is read from `amazon-beauty` below MMSPEC_DATA (default ../shared/data): 22,363 users, 198,502 events, 12,101 items with ready codes.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -15,9 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from mmspec.utils.places import RecipeParser
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", help="folder for interactions.parquet and items.parquet")
     parser.add_argument("--ids", choices=("rqvae", "rqkmeans"), default="rqvae", help="the ready codes")
     parser.add_argument("--smoke", action="store_true", help="a table of three users, written to build/beauty-smoke; reads no data")

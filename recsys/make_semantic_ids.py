@@ -7,7 +7,6 @@ Embeddings: a Parquet file with columns `item`, `embedding` (a list of numbers) 
 Code c of level l becomes token OFFSET + l * SIZE + c. Without --embeddings, the simulated shop's are used.
 """
 
-import argparse
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import Tensor
 from mmspec.minis.shop import Shop
 from mmspec.recsys import Catalogue
 from mmspec.recsys.semantic_ids import collisions, make
+from mmspec.utils.places import RecipeParser
 
 
 def read(path: Path | None, items: Path | None) -> tuple[Tensor, list, list[str] | None]:
@@ -50,7 +50,7 @@ def read(path: Path | None, items: Path | None) -> tuple[Tensor, list, list[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--embeddings", type=Path, help=".parquet, .npy or .safetensors; default: the simulated shop")
     parser.add_argument("--items", type=Path, help="item ids, one a line, for .npy and .safetensors")
     parser.add_argument("--out", type=Path, default=Path("build/catalogue.parquet"))

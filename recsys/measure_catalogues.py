@@ -7,16 +7,16 @@ Seconds are CPU time of the process, and of a search its median with the largest
 catalogue is what a process that maps it holds of its own (RssAnon) before and after it looked up items and searched the trie.
 """
 
-import argparse
 import json
 
 import torch
 
 from mmspec.bench.catalogues import catalogue_costs, search_costs
+from mmspec.utils.places import RecipeParser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--items", type=int, nargs="+", default=[1_000_000])
     parser.add_argument("--size", type=int, default=256, help="codes a level")
     parser.add_argument("--unseen", action="store_true", help="compare searches instead")

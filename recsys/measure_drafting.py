@@ -9,7 +9,6 @@ a folder with a model of the simulated shop, plain search and strict search by d
 model gets layers that pass their input on, so that its items stay the same. Times are CPU seconds of this process, with one thread.
 """
 
-import argparse
 import statistics
 import time
 from datetime import date
@@ -28,6 +27,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.recsys import recommend
 from mmspec.train.deeper import deepened_model
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 MINIS = ("recsys", "recsys-deep")
@@ -78,7 +78,7 @@ def compare(target: LlamaForCausalLM, k: int, users: list, drafters: dict, catal
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--widths", type=int, nargs="+", default=[32, 64, 96, 128, 192])
     parser.add_argument("--layers", type=int, nargs="+", help="default 4 and 24; those of --target")
     parser.add_argument("--rounds", type=int, default=14, help="forwards of each number of columns")

@@ -7,7 +7,6 @@ next call begins when one has ended. In an engine each joins the searches under 
 time, so that other work on the machine does not count, and it jumps to the next arrival where there is nothing to do.
 """
 
-import argparse
 import random
 import statistics
 from collections import deque
@@ -28,6 +27,7 @@ from mmspec.serving.models.base import may_begin
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.scheduler import Scheduler
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 History = list[int]
@@ -104,7 +104,7 @@ def figures(run: Run, arrives: list[float], right: list[list[Any]]) -> dict[str,
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--requests", type=int, default=100)
     parser.add_argument("--rates", type=float, nargs="+", default=[0, 20], help="arrivals a CPU second; 0 for all at once")
     parser.add_argument("--drafters", nargs="+", default=["none", "model"], help="none, or drafters of the mini")

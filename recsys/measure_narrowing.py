@@ -9,7 +9,6 @@ beams more than so many nats behind the row's best are dropped. Columns count be
 the share of plain search's items that are kept, recall that of users whose next item is in the list.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -30,6 +29,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.recsys import metrics, recommend
 from mmspec.recsys.catalogue import Catalogue
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 
@@ -76,7 +76,7 @@ def search(model: torch.nn.Module, catalogue: Catalogue, users: Sequence[Sequenc
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--users", type=int, default=500)
     parser.add_argument("--k", type=int, nargs="+", default=[10, 20])
     parser.add_argument("--within", type=float, nargs="+", default=[4.0, 3.0, 2.0, 1.0])

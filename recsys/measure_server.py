@@ -6,7 +6,6 @@ For each `--max-rows` the recipe starts `mmspec serve` on a free port, or asks t
 another, each on a connection of its own. Requests that wait share a call of the model, up to `--max-rows` histories.
 """
 
-import argparse
 import http.client
 import json
 import os
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 import mmspec
 from mmspec.minis.shop import Shop
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 
@@ -78,7 +78,7 @@ def percentile(values: list[float], share: float) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--url", help="a server that is running, with the mini as its recommender")
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--requests", type=int, default=500)

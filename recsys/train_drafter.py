@@ -36,6 +36,7 @@ from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
 from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, draft_coverage
 from mmspec.train.parallel import join_processes, own_share
+from mmspec.utils.places import RecipeParser
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -101,7 +102,7 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--kind", choices=("model", "head", "retriever"), default="model")
     parser.add_argument("--data", choices=("shop", "amazon-beauty"), default="shop")
     parser.add_argument("--target", type=Path, default=Path("mmspec/minis/recsys"), help="what recsys/train_target.py wrote")

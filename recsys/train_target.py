@@ -11,7 +11,6 @@ shop: simulated customers, none seen twice. amazon-beauty (MMSPEC_DATA, default 
 ids beside it, leave-one-out. The state that ranks best is kept. --deepen adds layers that pass their input on. A stopped run goes on.
 """
 
-import argparse
 import json
 import os
 import time
@@ -33,6 +32,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.deeper import deepened_model
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
 WRITTEN = {"offset": OFFSET, "before": (1,), "most": 20}
@@ -89,7 +89,7 @@ def compared(model: nn.Module, data: Data, test: Sequence[Sequence], past: Seque
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--data", choices=SETS, default="shop")
     parser.add_argument("--ids", choices=("rqvae", "rqkmeans"), default="rqvae", help="semantic ids of amazon-beauty")
     parser.add_argument("--work", type=Path, help="default build/recsys-DATA")

@@ -27,13 +27,14 @@ from mmspec.speech import synthesize
 from mmspec.speech.quality.assess import BootstrapMean
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 WAYS = ("frozen", "target", "joint")
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("trained", type=Path, nargs="?", default=Path("build/joint"), help="what speech/train_joint.py wrote")
     parser.add_argument("--utterances", type=int, default=512, help="spoken numbers of one to four digits")
     parser.add_argument("--tree", type=int, nargs="+", default=[3, 2, 1], help="children by level of the draft tree")

@@ -31,6 +31,7 @@ from mmspec.minis.speech_model import load_recogniser
 from mmspec.speech import Speech, stream, synthesize
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 FORMS = {"numbers": spoken_numbers, "long-numbers": partial(spoken_numbers, length=4), "sentences": spoken_sentences}
@@ -97,7 +98,7 @@ def timed(mini: Mini, rows: dict[str, dict[str, Any]], asked: list[tuple[str, st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--utterances", type=int, default=1024)
     parser.add_argument("--timed", type=int, default=24, help="utterances timed at batch 1")
     parser.add_argument("--only", nargs="+", help="rows to run; plain is always among them")

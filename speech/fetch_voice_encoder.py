@@ -7,7 +7,6 @@ SHA-256 of its pretrained.pt is checked, and the network's weights are kept as m
 licence. The cache folder is $MMSPEC_CACHE, else $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec.
 """
 
-import argparse
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,6 +17,7 @@ from safetensors.torch import save_file
 from mmspec.loading.wheels import fetch
 from mmspec.speech.quality.voice_encoder import VoiceEncoder, kept_encoder
 from mmspec.utils.files import whole_folder
+from mmspec.utils.places import RecipeParser
 
 PACKAGE = "resemblyzer==0.1.4"
 SHA256 = "39373b86598fa3da9fcddee6142382efe09777e8d37dc9c0561f41f0070f134e"
@@ -59,7 +59,7 @@ def smoke() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--out", type=Path, help="default: models/voice-encoder in the cache folder")
     parser.add_argument("--smoke", action="store_true", help="random weights in place of the download")
     args = parser.parse_args()

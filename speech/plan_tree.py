@@ -9,7 +9,6 @@ speech codes are flat. Siblings are the heads' likeliest codes, and the rule is 
 draws.
 """
 
-import argparse
 from pathlib import Path
 
 from mmspec.drafters.checkpoints.load import load_drafter
@@ -21,10 +20,11 @@ from mmspec.minis import speech_data as spoken
 from mmspec.minis.speech_model import speaker
 from mmspec.speech import synthesize
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--mini", type=Path, default=HOME / "speech")
     parser.add_argument("--drafter", type=Path, help="a folder of heads; default: MINI/drafters/vadusa")
     parser.add_argument("--nodes", type=int, default=96)

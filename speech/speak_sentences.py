@@ -8,7 +8,6 @@ Beginnings of MMSPEC_DATA's stories, plays and worded sums are joined to recordi
 (Debian: apt-get install espeak-ng); nothing of it is part of mmspec.
 """
 
-import argparse
 import io
 import os
 import random
@@ -23,6 +22,7 @@ import torch
 from mmspec.minis.corpus import documents
 from mmspec.speech.sound.audio import at_rate, levelled, save
 from mmspec.utils.files import whole
+from mmspec.utils.places import RecipeParser
 
 RATE = 16_000
 VOICES = ("en-us", "en-us+f3", "en-us+m3", "en-us+f5", "en-gb", "en-gb+f2", "en-gb+m7", "en-gb-scotland", "en-gb-x-rp", "en-us+m1")
@@ -60,7 +60,7 @@ def speak(program: str, text: str, voice: str, speed: int, pitch: int) -> torch.
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/spoken"), help="folder of the recordings")
     parser.add_argument("--count", type=int, default=600)
     parser.add_argument("--held", action="store_true", help="every twentieth document, which is left out otherwise")

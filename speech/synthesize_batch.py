@@ -12,7 +12,6 @@ go to out/rejects.jsonl with the reason. The line at index i is drawn with its o
 shards, batches or processes. docs/jobs.md tells the files and what may change when a job goes on.
 """
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -31,6 +30,7 @@ from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.families.codec_lm import CodecLM
 from mmspec.speech.families.letters import Letters
 from mmspec.speech.sound.files import SUBTYPES
+from mmspec.utils.places import RecipeParser
 
 
 def tiny() -> Speaker:
@@ -44,7 +44,7 @@ def tiny() -> Speaker:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("texts", type=Path, nargs="?", help="JSON lines with a text each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, or a folder that speech/train_target.py wrote")

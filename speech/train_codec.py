@@ -6,7 +6,6 @@ Data: the Free Spoken Digit Dataset (MMSPEC_DATA/fsdd; CC BY-SA 4.0), joined int
 which must be installed. Everything made is kept in the work folder, and a stopped run goes on; delete the folder to start again.
 """
 
-import argparse
 import json
 import random
 from pathlib import Path
@@ -21,6 +20,7 @@ from mmspec.speech.sound.audio import QUIET, logs
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.kmeans import kmeans
+from mmspec.utils.places import RecipeParser
 
 
 def made_up() -> spoken.Spoken:
@@ -45,7 +45,7 @@ class Lesson(nn.Module):
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/speech/codec")
     parser.add_argument("--count", type=int, default=2000, help="spoken numbers to learn from, and as many sentences")

@@ -9,7 +9,6 @@ Three stages, each resumed where it was stopped (delete --work to start again): 
 it is drawn with, its hidden states there are recorded once, and the drafter learns the target's distributions on them.
 """
 
-import argparse
 import json
 from functools import partial
 from pathlib import Path
@@ -30,6 +29,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
+from mmspec.utils.places import RecipeParser
 
 
 def own_words(target, count: int, width: int, kept: Path, seconds: float | None = None) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def small(target: nn.Module, layers: int, width: int) -> nn.Module:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="medusa", choices=["model", *sorted(NETS)])
     parser.add_argument("--mini", type=Path, default=HOME / "speech", help="the folder of the target")
     parser.add_argument("--work", type=Path, default=Path("build/speech"))

@@ -34,6 +34,7 @@ from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.record import record_written
 from mmspec.train.states.disk import STATE_DTYPES
+from mmspec.utils.places import RecipeParser
 
 KINDS = ("latent", "independent", "medusa", "hydra", "recurrent", "amphista")
 
@@ -66,7 +67,7 @@ class Transcribing:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="latent", choices=KINDS)
     parser.add_argument("--model", default="openai/whisper-tiny.en", help="a Whisper's folder or name")
     parser.add_argument("--recordings", type=Path, nargs="+", help="files or folders; each recording fits Whisper's window")

@@ -27,10 +27,11 @@ from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, Joint
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("way", nargs="?", default="joint", choices=["joint", "frozen", "target"])
     parser.add_argument("--target", type=Path, default=HOME / "speech" / "target", help="the folder to begin from")
     parser.add_argument("--work", type=Path, default=Path("build/speech"), help="recorded speech")

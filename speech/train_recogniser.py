@@ -5,7 +5,6 @@
 Data: as `speech/train_target.py` makes it, in the same work folder; the codec is read from OUT/codec. A stopped run goes on.
 """
 
-import argparse
 import json
 import random
 from pathlib import Path
@@ -18,6 +17,7 @@ from mmspec.speech.codecs.small import PatchCodec
 from mmspec.speech.sound.recogniser import Recogniser, RecogniserConfig, word_errors
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 Heard = list[tuple[Tensor, str]]
 
@@ -47,7 +47,7 @@ def score(model: Recogniser, sounds: spoken.Spoken) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/speech")
     parser.add_argument("--count", type=int, default=2500, help="spoken numbers to learn from, and as many sentences")

@@ -7,7 +7,6 @@ which must be installed. The codec is read from OUT/codec (speech/train_codec.py
 start again.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -21,13 +20,14 @@ from mmspec.minis.weights import save_llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 SIZES = {"hidden_size": 192, "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 512}
 POSITIONS = 640
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/speech"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/speech")
     parser.add_argument("--layers", type=int, default=SIZES["num_hidden_layers"])

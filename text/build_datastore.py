@@ -8,7 +8,6 @@ Text files hold one text each, or several apart by lines that say ---. The token
 on disk; building holds the whole array in memory, some 50 bytes a token.
 """
 
-import argparse
 import gzip
 import json
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from rich.progress import track
 
 import mmspec
 from mmspec.drafters.retrieval.datastore import Datastore
+from mmspec.utils.places import RecipeParser
 
 
 def texts(paths: list[Path]) -> Iterator[str]:
@@ -56,7 +56,7 @@ def run(paths: list[Path], out: Path, name: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("paths", type=Path, nargs="*", help="*.txt or *.jsonl, also gzipped")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--tokenizer", default="mini", help="the shipped mini's, a folder or a hub name")

@@ -22,6 +22,7 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
+from mmspec.utils.places import RecipeParser
 
 
 def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
@@ -46,7 +47,7 @@ def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("pictures", type=Path, nargs="?", help="a folder of pictures, or JSON lines with a file each")
     parser.add_argument("--out", type=Path, help="answers.jsonl, or a folder; that of the same job, to go on with it")
     parser.add_argument("--prompt", help="what is asked where a line does not say; to describe the picture or video by default")

@@ -29,6 +29,7 @@ from mmspec.drafters.model.asynchronous import Asynchronous
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 Contender = tuple[str, Any, int]  # name, drafter, draft length
@@ -110,7 +111,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", help="a model's folder, or `model` for the mini's own; default: the mini for deeper copies of itself")
     parser.add_argument("--ratios", type=int, nargs="+", default=[1, 2, 4])

@@ -28,6 +28,7 @@ from mmspec.minis import shipped_drafters
 from mmspec.minis.corpus import documents, openings
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 FREE = ("none", "lookup", "suffix", "recycling", "lookahead", "layer-skip", "model")
@@ -107,7 +108,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafters", nargs="+", help="names, or folders of models and trained drafters; default: all the mini has")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini's examples by default")

@@ -26,6 +26,7 @@ from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree
 from mmspec.loading.transformers import load_model
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 HEAD = "| tree | nodes | accept | temperature | accepted a call | draft tokens a call | drafter calls a round |"
@@ -108,7 +109,7 @@ def load(args: argparse.Namespace) -> Any:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini", help="the target: a folder; the mini by default")
     parser.add_argument("--drafter", help="a folder; the target's own int8 copy by default")
     parser.add_argument("--sizes", type=int, nargs="+", default=[16, 64, 256], help="nodes of the trees")

@@ -24,6 +24,7 @@ from mmspec.bench.compare.vlm import PLAIN, AnswerTally, Peer, answered, by_tran
 from mmspec.minis import Mini
 from mmspec.minis import vlm_model as sights
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 HELD = 7 * 10**9  # scenes from here on were neither trained on nor looked at
@@ -100,7 +101,7 @@ def markdown(rows: list[dict[str, Any]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--form", choices=("describe", "questions", "pairs"), default="describe")
     parser.add_argument("--requests", type=int, default=256)
     parser.add_argument("--timed", type=int, default=24, help="requests timed at batch 1")

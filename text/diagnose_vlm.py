@@ -23,6 +23,7 @@ from mmspec.core.stats import PHASES
 from mmspec.minis import vlm_model as sights
 from mmspec.minis.drawn import scenes
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 
 HELD = 2 * 10**9 + 10**8  # scenes that no training and no table has seen
 
@@ -100,7 +101,7 @@ def told(found: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", help="a model that sees; the mini by default")
     parser.add_argument("--drafter", help="a transformers model that drafts for it")
     parser.add_argument("--view", help="what the drafter reads: own, drop, newline, pooled, pruned")

@@ -34,13 +34,14 @@ from mmspec.train.small_model.loss import SmallModelLoss
 from mmspec.train.small_model.masks import mask_columns
 from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory, opening_ids
 from mmspec.utils.files import read_prompts
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.recipe_files import recipe_command
 
 PLACES = ("work", "out", "device", "smoke", "checkpoint_every", "force_memory")  # what the weights do not depend on
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; of the mini, openings of its training documents")
     parser.add_argument("--size", default="small", help="small, or a config.json")

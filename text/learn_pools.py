@@ -27,6 +27,7 @@ import mmspec
 from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
 from mmspec.minis.corpus import documents
+from mmspec.utils.places import RecipeParser
 
 Prompts = dict[str, list[str]]
 
@@ -119,7 +120,7 @@ def table(mini: Any, learnt: Prompts, tested: Prompts, new: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("paths", type=Path, nargs="*", help="JSON lines; without any, the table")
     parser.add_argument("--out", type=Path, help="FILE.npz")
     parser.add_argument("--group", default="group", help="the name of the group's key in every line")

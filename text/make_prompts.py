@@ -9,7 +9,6 @@ functions. Data sets are found through MMSPEC_DATA; kinds without one are left o
 random order within each.
 """
 
-import argparse
 import ast
 import gzip
 import json
@@ -21,6 +20,7 @@ from itertools import pairwise, product
 from pathlib import Path
 
 from mmspec.utils.files import whole
+from mmspec.utils.places import RecipeParser
 
 REQUESTS = (
     "Write a short story about {}.",
@@ -123,7 +123,7 @@ def prompts(data: Path) -> dict[str, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--out", type=Path, default=Path("build/prompts.jsonl"))
     parser.add_argument("--each", type=int, default=192, help="prompts of each kind; where a kind has fewer, they repeat")
     parser.add_argument("--seed", type=int, default=0)

@@ -31,6 +31,7 @@ from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.loading.transformers import load_model
 from mmspec.loading.wheels import model_folder
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 HEAD = "| drafter | nodes | temperature | tokens a call | layer loads a token | MB a token | drafter calls a token | columns a token |"
@@ -118,7 +119,7 @@ def shown(row: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default=str(model_folder("gemma-3-270m")), help="the target: a folder")
     parser.add_argument("--drafter", help="a folder; the target's own int8 copy by default")
     sizes = {"type": lambda text: text if text == "auto" else int(text), "default": [1, 4, 16, 64, 256, 1024], "nargs": "+"}

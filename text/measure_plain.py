@@ -27,6 +27,7 @@ import mmspec
 from mmspec.bench.compare.run import Spread
 from mmspec.bench.operations import operations_a_step
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 GREEDY, DRAWN = {"do_sample": False, "top_k": None, "top_p": None}, {"temperature": 0.7, "top_p": 0.9}
@@ -123,7 +124,7 @@ def head(args: argparse.Namespace) -> list[dict]:
 
 def main() -> None:
     parts = {"operations": operations, "rows": rows_of_a_batch, "prompts": prompts, "head": head}
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("part", nargs="?", choices=list(parts), default="operations", help="what to measure")
     parser.add_argument("--model", type=Path, help="folder of a causal language model; the mini without it")
     parser.add_argument("--lengths", type=int, nargs="+", default=[1024, 4096], help="tokens of the prompts")

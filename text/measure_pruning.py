@@ -27,6 +27,7 @@ from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.run.drafters import drafter_of
 from mmspec.run.rules import rule_of
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.places import RecipeParser
 
 
 @torch.no_grad()
@@ -119,7 +120,7 @@ def measure(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[li
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini", help="target: mini, or a path")
     parser.add_argument("--drafter", help="a model's or a trained drafter's path; the mini's model by default")
     parser.add_argument("--prompts", help="one a line; the mini's examples by default")

@@ -27,6 +27,7 @@ from mmspec.drafters.jacobi.decoding import Jacobi
 from mmspec.drafters.shapes import drawn
 from mmspec.models.session import HFSession
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 PROMPT = "The history of the city begins with a small harbour at the mouth of the river, where"
@@ -126,7 +127,7 @@ def random_model(sizes: dict[str, int]) -> LlamaForCausalLM:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", type=Path, help="folder of a causal language model")
     parser.add_argument("--jacobi", action="store_true", help="Jacobi windows of 32 over 16,384 codes, random weights")
     parser.add_argument("--layers", type=int, default=4, help="layers of the drafter")

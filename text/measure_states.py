@@ -8,7 +8,6 @@ runs of a mixer (calls of its forward), columns that it ran a row, and aten oper
 round of plain decoding (one column). Counts depend on the model and the software only, not on the machine.
 """
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +23,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.recurrent.mixer_run import MixerRun
 from mmspec.models.target import HFTarget
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 _ALL = {"hidden_size": 64, "vocab_size": 128, "num_hidden_layers": 4, "pad_token_id": 0}
@@ -85,7 +85,7 @@ def _paths(draft: Draft, kept: Sequence[int]) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", type=Path, help="a model with states, instead of small random ones")
     parser.add_argument("--columns", type=int, nargs="+", default=[4, 8], help="of a round: the pending token and draft tokens")
     parser.add_argument("--out", type=Path, help="JSON with every count")

@@ -16,6 +16,7 @@ import torch
 
 from mmspec.bench.suites.verify_step import SEVEN_B, TINY, random_llama, verify_steps
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 
 
@@ -30,7 +31,7 @@ def measure(args: argparse.Namespace, device: torch.device) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8, 16], help="nodes of a verify step")
     parser.add_argument("--context", type=int, default=512, help="cached positions")
     parser.add_argument("--layers", type=int, help="fewer layers than Llama 7B's 32")

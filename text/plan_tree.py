@@ -25,6 +25,7 @@ from mmspec.loading.text import Pair, load_pair, named_drafter, shaped
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.run.rules import rule_of
 from mmspec.utils.files import read_prompts, write_json
+from mmspec.utils.places import RecipeParser
 
 
 def plan(pair: Pair, prompts: list[str], args: argparse.Namespace) -> list[dict]:
@@ -85,7 +86,7 @@ def load(args: argparse.Namespace) -> tuple[Pair, list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="one prompt a line, or JSON lines; the mini's examples by default")
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", help="a model's folder or hub name, a trained drafter's folder, or a name; the mini's own by default")

@@ -29,6 +29,7 @@ from mmspec.drafters.retrieval.suffix import Suffix
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 COLUMNS = (1, 2, 3, 4, 5, 6, 8, 11, 16, 24, 32)
@@ -110,7 +111,7 @@ def table(found: dict) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("part", nargs="?", choices=("record", "replay"), default="record")
     parser.add_argument("texts", nargs="?", type=Path, help="the recording to replay")
     parser.add_argument("--model", default="mini", help="a folder, a GGUF file or a mini")

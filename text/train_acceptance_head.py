@@ -28,6 +28,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.acceptance import Judgements, head_loss, separation
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import read_prompts
+from mmspec.utils.places import RecipeParser
 
 
 def prompts_of(args: argparse.Namespace, examples: tuple[str, ...]) -> list[str]:
@@ -60,7 +61,7 @@ def judge(args: argparse.Namespace) -> Judgements:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--model", default="mini")
     parser.add_argument("--drafter", default="model", help="a name, or the folder of a model or a trained drafter")
     parser.add_argument("--prompts", type=Path, help="one prompt a line, or JSON lines; the mini: openings of training documents")

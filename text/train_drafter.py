@@ -37,6 +37,7 @@ from mmspec.train.record import record
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.recipe_files import recipe_command
 
 
@@ -58,7 +59,7 @@ def openings(args: argparse.Namespace, pair) -> list[list[int]]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("kind", nargs="?", default="eagle3", choices=sorted(NETS))
     parser.add_argument("--model", default="mini")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target")

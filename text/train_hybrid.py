@@ -10,7 +10,6 @@ training documents beside it. Drafters for it, `eagle3`, `dflash` or others:
     python text/train_drafter.py eagle3 --model build/hybrid --prompts build/hybrid/prompts.jsonl --out build/hybrid-eagle3
 """
 
-import argparse
 import json
 import os
 import random
@@ -25,6 +24,7 @@ import mmspec
 from mmspec.minis.corpus import documents, openings
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 WINDOW = 320
 QWEN3_NEXT: dict[str, Any] = {
@@ -79,7 +79,7 @@ def save(folder: Path, model: Any, tokenizer: Any, prompts: list[str], card: str
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/hybrid-work"))
     parser.add_argument("--out", type=Path, default=Path("build/hybrid"))
     parser.add_argument("--config", type=Path, help="JSON with a model_type and sizes, instead of the Qwen3-Next shape")

@@ -7,7 +7,6 @@ Data (MMSPEC_DATA, default ../shared/data): stories (African Storybook, CC BY), 
 corpus and on text the target wrote itself. The card's figures are of the weights as they are stored.
 """
 
-import argparse
 import os
 import random
 from pathlib import Path
@@ -22,6 +21,7 @@ from mmspec.minis.card import as_stored, text_card, write_text_mini
 from mmspec.minis.corpus import documents, openings
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
 
@@ -93,7 +93,7 @@ def teacher(target, examples: torch.Tensor, path: Path) -> torch.Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/mini-text"))
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
     parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows")

@@ -20,6 +20,7 @@ from mmspec.minis import vlm_model as sights
 from mmspec.minis.drawn import scenes
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 
 HELD = 10**9  # seeds from here on are never trained on
 FIELDS = ((*scenes.COLOURS, ""), (*scenes.SHAPES, ""), (*scenes.SIZES, ""), tuple(scenes.BACKGROUNDS))
@@ -51,7 +52,7 @@ def corner_labels(scene: scenes.Scene) -> list[list[int]]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/mini-vlm"))
     parser.add_argument("--out", type=Path, help="default: WORK/mini")
     parser.add_argument("--tower-steps", type=int, default=2000, help="of 64 pictures")

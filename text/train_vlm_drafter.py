@@ -38,12 +38,13 @@ from mmspec.train.parallel import join_processes
 from mmspec.train.record import record_answers
 from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingMemory, TrainingSize, small_model_memory, training_memory
+from mmspec.utils.places import RecipeParser
 
 NETS = ("eagle1", "eagle3", "hivis", "vispec")  # those that read the target's states
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--kind", default="text", choices=["text", "vlm", *NETS])
     parser.add_argument("--model", default="mini", help="mini, or a vision-language model's folder or name")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="of the target; not for --kind vlm")

@@ -12,7 +12,6 @@ the mini's masked model, which is another model: its rows are compared with its 
 head of that size and drops its output: the tokens are the mini's, the cost is the large head's; quality is left out.
 """
 
-import argparse
 import os
 from pathlib import Path
 
@@ -22,13 +21,14 @@ from mmspec.bench.compare.chain import chain_rows, counts, time_rows
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes import tokenizer
 from mmspec.vision.quality.classifier import classify
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--steps", nargs="+", type=int, default=[16, 64, 128])
     parser.add_argument("--lengths", nargs="*", type=int, default=[], help="drafted steps a call beside the usual number")
     parser.add_argument("--fewer", nargs="*", type=int, default=[4], help="divisors of the steps of plain sampling beside it")

@@ -7,7 +7,6 @@ features of mini vision's judge, and how often that sees the class asked for. Se
 in turns in one process: median and quartiles. `--rounds 0` counts alone.
 """
 
-import argparse
 import os
 from dataclasses import asdict
 from pathlib import Path
@@ -20,6 +19,7 @@ from mmspec.bench.compare.continuous import MethodEntry, MethodFigures, look, ra
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.continuous.methods import ContinuousPictures
@@ -57,7 +57,7 @@ def shown(cells: dict) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--heads", nargs="+", choices=HEADS, default=list(HEADS))
     parser.add_argument("--draft-tokens", nargs="+", type=int, default=[2, 4, 8])
     parser.add_argument("--pictures", type=int, default=1000)

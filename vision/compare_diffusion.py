@@ -8,7 +8,6 @@ Fashion-MNIST (MMSPEC_DATA, default ../shared/data), made smaller, and a smaller
 Ratios are steps / calls of one picture at a time, however many states a call holds: what latency may gain. Rows count those states.
 """
 
-import argparse
 import os
 import statistics
 from pathlib import Path
@@ -31,6 +30,7 @@ from mmspec.drafters.shapes import Comb, draw_with_replacement
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes.tokenizer import as_tensor
 from mmspec.vision.diffusion.pipeline import chains
@@ -112,7 +112,7 @@ def ways(lengths: list[int], only: str, net: DiffusionTarget | None = None) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=100, help="of the mixture; a tenth of them of fashion")
     parser.add_argument("--lengths", type=int, nargs="+", default=[3, 5, 8, 16])
     parser.add_argument("--only", default="", help="the ways whose names hold this")

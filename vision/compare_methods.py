@@ -9,7 +9,6 @@ Seconds are those of small batches, interleaved in one process with plain decodi
 code a step, guidance in one doubled batch, torch.multinomial. They are paired: ratios of each round, their median and spread.
 """
 
-import argparse
 import statistics
 from pathlib import Path
 from time import perf_counter
@@ -24,6 +23,7 @@ from mmspec.core.rules.lossy.lantern import LanternPlus
 from mmspec.minis import HOME
 from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
@@ -73,7 +73,7 @@ def table(rows: dict) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--set", choices=("fashion", "scenes"), default="fashion", help="of mini vision")
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=60)

@@ -6,13 +6,13 @@ It is fitted in closed form on pictures that the model draws; nothing is trained
 the fit. Printed are calls of the head a token without and with it.
 """
 
-import argparse
 import tempfile
 from pathlib import Path
 
 import torch
 
 from mmspec.minis.latents import load_latents
+from mmspec.utils.places import RecipeParser
 from mmspec.vision import ContinuousAR, ContinuousARConfig, ContinuousPictures, Sampling, generate
 from mmspec.vision.checkpoints.latents import save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
@@ -41,7 +41,7 @@ def calls(model: ContinuousPictures, pictures: int, steps: int, draft_steps: int
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--folder", type=Path, default=Path("mmspec/minis/continuous"), help="with autoencoder/ and diffusion/target/")
     parser.add_argument("--pictures", type=int, default=20, help="drawn for the fit (20)")
     parser.add_argument("--contexts", type=int, default=256, help="tokens at which the head is differentiated (256)")

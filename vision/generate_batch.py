@@ -30,6 +30,7 @@ from mmspec.jobs.pictures import Draw, picture_job_identity
 from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import device_of
 from mmspec.loading.vision import Loaded, check_decoder, is_continuous, is_file_model, load_image_model
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 from mmspec.vision import LlamaGen, LlamaGenConfig
 from mmspec.vision.codes.methods import METHODS
@@ -96,7 +97,7 @@ def tiny() -> Loaded:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("prompts", type=Path, nargs="?", help="JSON lines with a prompt or class each, or a text file with one a line")
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="mini, vision-fashion, continuous, a folder or a hub name")

@@ -12,7 +12,6 @@ K = sum_t |m_p - m_q|^2 / sigma_t^2 along that path is twice the divergence of t
 Every rule is the more accepted the less its distribution differs, whatever the window: it is a token's chance that is measured here.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from mmspec.bench.check.projection import taught
 from mmspec.core.distributions.reflection import agreement
 from mmspec.core.noise import Noise
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 from mmspec.vision.continuous.generation import pair_of
 from mmspec.vision.continuous.latents import Sampling
@@ -60,7 +60,7 @@ def measured(target: Any, classes: list[int], tokens: Tensor, sampling: Sampling
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=60, help="of 49 tokens each (60)")
     parser.add_argument("--steps", type=int, nargs="+", default=[8, 16, 32, 64], help="of the chain (8 16 32 64)")
     parser.add_argument("--sigma-out", type=float, nargs="+", help="noise on every token (the model's own)")

@@ -9,7 +9,6 @@ caption, or none, less that given their own, a code and a picture. A caption of 
 code's share of it is small. --out records these figures, the tokenizer's and the judge's; of mini vision --card writes its card from them.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from mmspec.minis.images import load_images, load_judge
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
 from mmspec.minis.picture_sets.vision_card import COLUMNS, FIGURES, figures_row, vision_card
 from mmspec.utils.files import whole, write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.registry import can_draw
@@ -79,7 +79,7 @@ def model_figures(model: LlamaGenPictures, vq: Any, judge: Classifier, data: Lab
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("model", type=Path, nargs="?", default=Path("build/measured"))
     parser.add_argument("--pictures", type=Path, help="the folder that the model was trained on")
     parser.add_argument("--count", type=int, default=200, help="captions drawn")

@@ -9,7 +9,6 @@ of mmspec.vision.quality.metrics. The grey band is what plain decoding differs f
 decoding's. Methods whose net or smaller model the mini lacks are left out.
 """
 
-import argparse
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ import mmspec
 from mmspec.minis import HOME
 from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import whole, write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision import METHODS, PUBLISHED
 from mmspec.vision.codes.registry import can_draw, method_of
@@ -93,7 +93,7 @@ def plot(rows: dict[str, dict], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--set", choices=("fashion", "scenes"), default="fashion", help="of mini vision")
     parser.add_argument("--folder", type=Path, help="a model to measure in place of the shipped one")
     parser.add_argument("--pictures", type=int, default=200)

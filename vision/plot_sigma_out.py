@@ -8,7 +8,6 @@ ways have the same distribution: the Frechet distance to held-out Fashion-MNIST 
 Acceptance is that of the shipped draft, which was made for one sigma_out, with four draft tokens a round.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -21,6 +20,7 @@ import mmspec
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import whole
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import machine, provenance
 from mmspec.vision import Sampling
 from mmspec.vision.codes import tokenizer as tokens
@@ -68,7 +68,7 @@ def plot(rows: list[dict[str, float]], out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=500)
     parser.add_argument("--drafted", type=int, default=40, help="pictures that acceptance is counted over")
     parser.add_argument("--out", type=Path, default=Path("build/sigma-out.svg"), help="the plot: svg, png or pdf")

@@ -7,7 +7,6 @@ are anywhere between 0 and 1; some 7,000 tokens are enough for a wrong one's to 
 way's pictures and plain ones with its permutation p-value: the usual check, which misses most of these bugs.
 """
 
-import argparse
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from mmspec.core.rules.base import commit
 from mmspec.core.rules.lossy.cspd import CSpD
 from mmspec.core.rules.token import Token
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 from mmspec.vision.continuous.generation import LatentDraft
 from mmspec.vision.continuous.latents import Sampling
@@ -100,7 +100,7 @@ def energy(one: Tensor, other: Tensor, permutations: int = 200) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--pictures", type=int, default=150, help="of 49 tokens each (150)")
     parser.add_argument("--steps", type=int, default=8, help="of the diffusion head's chain (8)")
     parser.add_argument("--temperature", type=float, default=0.98, help="of CSpD's draft (0.98)")

@@ -5,7 +5,6 @@
 The folder has a subfolder for each letter; it is what the recipes of this folder take as --pictures. The same seed gives the same pictures.
 """
 
-import argparse
 import random
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from rich.progress import track
 
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
+from mmspec.utils.places import RecipeParser
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneralBol")
 INKS = ((20, 20, 20), (170, 30, 30), (30, 70, 170), (30, 120, 50))
@@ -36,7 +36,7 @@ def draw_letter(letter: str, number: int, side: int, seed: int) -> Image.Image:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/letters"), help="a folder that does not exist yet")
     parser.add_argument("--letters", default="ABEGHKMRSX", help="the classes")
     parser.add_argument("--count", type=int, default=4000, help="pictures in all")

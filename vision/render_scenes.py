@@ -6,7 +6,6 @@ The folder holds images/ and captions.jsonl, whose lines have the file, the capt
 recipes of this folder take as --pictures. The same seed gives the same pictures.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -16,10 +15,11 @@ from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
+from mmspec.utils.places import RecipeParser
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("out", type=Path, nargs="?", default=Path("build/scenes"), help="a folder that does not exist yet")
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--size", type=int, default=64, help="pixels a side")

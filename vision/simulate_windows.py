@@ -9,7 +9,6 @@ writes video. The counts say how far a window carries, not what a forward costs:
 columns.
 """
 
-import argparse
 from pathlib import Path
 
 import torch
@@ -17,6 +16,7 @@ from rich.progress import track
 
 from mmspec.bench.synthetic.raster import METHODS, SPREAD, compression
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.provenance import provenance
 
 SHAPES = ("24", "32", "90", "16x8")
@@ -29,7 +29,7 @@ def shape_of(text: str) -> tuple[int, int]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--shapes", nargs="+", default=SHAPES, help="SIDE, or SIDExFRAMES for a sequence (24 32 90 16x8)")
     parser.add_argument("--windows", type=int, nargs="+", default=[16, 32, 64, 128])
     parser.add_argument("--methods", nargs="+", default=["sjd", "scd", "scd-gumbel", "coupled"], choices=[*METHODS])

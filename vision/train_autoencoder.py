@@ -7,7 +7,6 @@ that tokens may be smoothed; that also keeps every channel in use, where a KL of
 delete the work folder to start again.
 """
 
-import argparse
 import json
 import os
 from pathlib import Path
@@ -19,6 +18,7 @@ from PIL import Image
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 from mmspec.vision.codes.tokenizer import as_pictures, as_tensor, rebuilding_loss
 from mmspec.vision.continuous import autoencoder as auto
 
@@ -59,7 +59,7 @@ def report(model, held: torch.Tensor, path: Path) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument("--work", type=Path, default=Path("build/autoencoder"))
     parser.add_argument("--out", type=Path, help="default mmspec/minis/continuous/autoencoder")
     parser.add_argument("--steps", type=int, default=4500)

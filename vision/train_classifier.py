@@ -8,7 +8,6 @@ classifier is written to OUT/classifier. Classes are Fashion-MNIST's ten, or the
 judge sees each of the attributes in captions.jsonl. A stopped run goes on; delete the work folder to begin.
 """
 
-import argparse
 import json
 
 import torch
@@ -18,6 +17,7 @@ from mmspec.minis.picture_sets.options import add_picture_options, read_pictures
 from mmspec.minis.picture_sets.sets import PicturePart, code_table, random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
 
@@ -46,7 +46,7 @@ def accuracy(model: Classifier, pixels: torch.Tensor, wanted: torch.Tensor) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_picture_options(parser, "classifier")
     parser.add_argument("--steps", type=int, help="steps of 128 pictures; default 5000, and 1500 for your own")
     parser.add_argument("--precision", default="bf16", help="bf16 or no")

@@ -28,6 +28,7 @@ from mmspec.train.continuous.deeper import deepened
 from mmspec.train.continuous.states import distillation
 from mmspec.train.continuous.targets import ContinuousLoss, Table, drawn_table, dropped, noisy
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.recipe_files import recipe_command
 from mmspec.vision.checkpoints.latents import load_continuous_model, save_model
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
@@ -63,7 +64,7 @@ def begun(args: argparse.Namespace, sizes: dict, folder: Path) -> tuple:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     parser.add_argument(
         "--head", choices=SIZES, default="diffusion", help="masked is a diffusion head behind a backbone that looks both ways"
     )

@@ -32,6 +32,7 @@ from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.pictures.drawn import draw_pictures
 from mmspec.train.pictures.learners import NETS, SmallImageLoss, WrittenPictures, picture_net, picture_net_loss
 from mmspec.train.small_model.images import small_llamagen
+from mmspec.utils.places import RecipeParser
 from mmspec.utils.recipe_files import recipe_command
 from mmspec.vision.checkpoints.drafters import save_image_drafter
 from mmspec.vision.codes.shared_layers import SharedLayers
@@ -64,7 +65,7 @@ def target_of(args: argparse.Namespace) -> tuple[ImageModel, list]:
 
 
 def parsed() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_set_options(parser, "drafter")
     add_model_options(parser)
     parser.add_argument("--kind", default="eagle1", choices=(*NETS, "model"), help="a feature drafter, or a smaller image model")

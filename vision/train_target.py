@@ -13,7 +13,6 @@ which its middle layer tells the attributes at every place (mmspec/train/picture
 --reading trains with this loss first, on the first codes of pictures alone, which is thirty times as fast.
 """
 
-import argparse
 import json
 import random
 from dataclasses import asdict
@@ -29,6 +28,7 @@ from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.utils.files import write_json
+from mmspec.utils.places import RecipeParser
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen import WORDS, caption_words
 
@@ -37,7 +37,7 @@ SIZES = ("width", "layers", "dropout", "words", "prefix_attention")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_picture_options(parser, "target")
     parser.add_argument("--width", type=int, help="a multiple of 32; default 160, and 128 for fashion")
     parser.add_argument("--layers", type=int, help="default 6")

@@ -8,7 +8,6 @@ pictures every tenth is held out; the scenes of mini vision are such a folder, d
 delete the work folder to start again. The tokenizer is written to OUT/tokenizer.
 """
 
-import argparse
 import json
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mmspec.minis.picture_sets.options import add_picture_options, read_pictures
 from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.utils.places import RecipeParser
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.merged_codes import merge_codes
 
@@ -53,7 +53,7 @@ def report(model, held: torch.Tensor, path: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = RecipeParser(__doc__)
     add_picture_options(parser, "tokenizer")
     parser.add_argument("--grid", type=int, help="codes a side, of your own pictures; the size is 1, 2, 4, 8 ... times this; default 16")
     parser.add_argument("--codes", type=int, help="size of the codebook, for your own pictures; default 512")
