@@ -13,6 +13,7 @@ from mmspec.bench.suites.page import check_page, with_figures
 from mmspec.commands import common
 from mmspec.utils.files import whole
 from mmspec.utils.names import unknown
+from mmspec.utils.places import Writes
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -81,9 +82,11 @@ def bench(
     max_prompt_tokens: Annotated[
         int | None, common.option(_SUITE, "real: longer prompts are left out; 1024 by default.", metavar="N")
     ] = None,
-    page: Annotated[str | None, common.option(_SUITE, "Write the tables into a Markdown page, between its marks.", metavar="FILE")] = None,
-    output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE")] = None,
-    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE")] = None,
+    page: Annotated[
+        str | None, common.option(_SUITE, "Write the tables into a Markdown page, between its marks.", metavar="FILE"), Writes()
+    ] = None,
+    output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE"), Writes()] = None,
+    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE"), Writes()] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

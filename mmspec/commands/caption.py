@@ -12,6 +12,7 @@ from rich.table import Column, Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
+from mmspec.utils.places import Writes
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -69,7 +70,7 @@ def caption(
     chat: Annotated[bool | None, option(FILES, _CHAT, "--chat/--no-chat")] = None,
     fps: Annotated[float | None, option(FILES, _FPS, "--fps", metavar="F")] = None,
     frames: Annotated[int | None, option(FILES, _FRAMES, "--frames", metavar="N")] = None,
-    out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH")] = None,
+    out: Annotated[str | None, option(FILES, _OUT, "--out", "--output", metavar="PATH"), Writes(beside=("inputs",))] = None,
     engine: Annotated[str, option("Bulk", _ENGINE, metavar="NAME")] = "local",
     batch_size: Annotated[int, option("Bulk", "Pictures decoded in one batch; 8 by default.", metavar="N")] = 8,
     shard_size: Annotated[

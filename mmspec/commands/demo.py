@@ -7,6 +7,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.utils.files import whole
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -19,7 +20,7 @@ EXAMPLES = """Examples:
 
 def demo(
     out: Annotated[
-        str, common.option(common.SHOW, "Where the report goes; mmspec-demo.html by default.", metavar="FILE")
+        str, common.option(common.SHOW, "Where the report goes; mmspec-demo.html by default.", metavar="FILE"), Writes()
     ] = "mmspec-demo.html",
     quick: Annotated[bool, common.option(common.WHAT, "Fewer and shorter examples.", "--quick")] = False,
     device: common.DEVICE = None,

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.utils.files import whole
+from mmspec.utils.places import Writes
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -54,8 +55,8 @@ def explain(
     chat: Annotated[bool, common.option(common.FILES, "Wrap prompts in the model's chat template.", "--chat")] = False,
     batch_size: Annotated[int | None, common.option(common.FILES, "Prompts run together; 1 by default.", metavar="N")] = None,
     repeats: Annotated[int | None, common.option(common.FILES, "Timed runs of every batch; 3 by default.", metavar="N")] = None,
-    output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE")] = None,
-    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE")] = None,
+    output: Annotated[str | None, common.option(common.SHOW, "Write every figure as JSON.", metavar="FILE"), Writes()] = None,
+    html: Annotated[str | None, common.option(common.SHOW, "Write a self-contained HTML report.", metavar="FILE"), Writes()] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

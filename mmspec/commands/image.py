@@ -10,6 +10,7 @@ from rich.table import Column, Table
 
 from mmspec.commands import common
 from mmspec.utils.files import whole
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -88,7 +89,7 @@ def image(
     seed: SEED = 0,
     size: Annotated[str | None, common.option(common.DRAWING, _SIZE, metavar="N")] = None,
     grid: Annotated[int, common.option(common.FILES, "Draw N pictures, on one sheet.", metavar="N")] = 1,
-    out: Annotated[str, common.option(common.FILES, f"The picture file; {OUT} by default.", metavar="FILE")] = OUT,
+    out: Annotated[str, common.option(common.FILES, f"The picture file; {OUT} by default.", metavar="FILE"), Writes()] = OUT,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
+from mmspec.utils.places import Writes
 from mmspec.utils.recipe_files import Recipe, find_recipe, recipe_names
 
 EXAMPLES = """Examples:
@@ -31,7 +32,7 @@ def recipe(
         list[str] | None, typer.Argument(help="Run the recipe with these arguments, put behind --.", metavar="ARGUMENT")
     ] = None,
     path: Annotated[bool, common.option(common.SHOW, "Print the file's path alone.", "--path")] = False,
-    copy: Annotated[str | None, common.option(common.SHOW, "Copy the file into this folder.", metavar="DIR")] = None,
+    copy: Annotated[str | None, common.option(common.SHOW, "Copy the file into this folder.", metavar="DIR"), Writes(keeps=True)] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -32,7 +33,7 @@ _FILES = common.FILES
 
 def recommend(
     users: Annotated[str | None, typer.Argument(help="A Parquet file of users, or a folder of them.")] = None,
-    out: Annotated[str | None, typer.Argument(help="A new folder, or that of the same job, to go on with it.")] = None,
+    out: Annotated[str | None, typer.Argument(help="A new folder, or that of the same job, to go on with it."), Writes()] = None,
     history: Annotated[list[str] | None, common.option(_FILES, "Items, oldest first: 12,873,44; repeatable.", metavar="ITEMS")] = None,
     user: Annotated[list[int] | None, common.option(_FILES, "A simulated user of the mini; repeatable.", metavar="N")] = None,
     user_column: Annotated[str, common.option(_FILES, "Its name in the file; user_id by default.", metavar="NAME")] = "user_id",

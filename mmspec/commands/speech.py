@@ -15,6 +15,7 @@ from rich.table import Table
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.utils.files import whole
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -56,7 +57,7 @@ def speech(
     max_seconds: Annotated[float | None, option(DRAWING, "Longest duration in seconds.", metavar="S")] = None,
     count: Annotated[int, option(FILES, "Synthesize each text N times, with N seeds.", metavar="N")] = 1,
     file: Annotated[str | None, option(FILES, _FILE, "--file", "--input", metavar="FILE")] = None,
-    out: Annotated[str | None, option(FILES, _OUT, metavar="PATH")] = None,
+    out: Annotated[str | None, option(FILES, _OUT, metavar="PATH"), Writes()] = None,
     form: Annotated[str | None, option("Bulk", "Of the files of --file: wav (default), flac or ogg.", "--format", metavar="NAME")] = None,
     sample_rate: Annotated[int | None, option(FILES, _RATE, metavar="N")] = None,
     stream: Annotated[bool, option(FILES, _STREAM, "--stream")] = False,

@@ -11,6 +11,7 @@ import typer
 
 from mmspec.commands import common
 from mmspec.utils.files import prompt_argument, read_prompts, whole
+from mmspec.utils.places import Writes
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -52,7 +53,7 @@ def text(
     chat: Annotated[bool, common.option(_FILES, "Wrap prompts in the model's chat template.", "--chat")] = False,
     audio: Annotated[str | None, common.option(_FILES, "Speech recognisers: the sound to write down.", metavar="FILE")] = None,
     input_: Annotated[str | None, common.option(_FILES, "One prompt a line, or JSON lines.", "--input", metavar="FILE")] = None,
-    output: Annotated[str | None, common.option(_FILES, "JSON lines, written whole or not at all.", metavar="FILE")] = None,
+    output: Annotated[str | None, common.option(_FILES, "JSON lines, written whole or not at all.", metavar="FILE"), Writes()] = None,
     batch_size: Annotated[int, common.option(_FILES, "Prompts of --input run together; 8 by default.", metavar="N")] = 8,
     show_rounds: Annotated[bool, common.option(common.SHOW, "Underline accepted draft tokens as they commit.", "--show-rounds")] = False,
     as_json: common.JSON = False,

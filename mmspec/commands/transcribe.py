@@ -9,6 +9,7 @@ import typer
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.utils.files import whole
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -52,7 +53,7 @@ def transcribe(
     timestamps: Annotated[str | None, option(FILES, _TIMES, metavar="NAME")] = None,
     text_format: Annotated[str, option(FILES, "text (default), srt, vtt or json.", "--format", metavar="NAME")] = "text",
     vad: Annotated[bool, option(FILES, "Cut long recordings at pauses, and decode the parts together.", "--vad")] = False,
-    out: Annotated[str | None, option(FILES, _OUT, metavar="FOLDER")] = None,
+    out: Annotated[str | None, option(FILES, _OUT, metavar="FOLDER"), Writes(keeps=True, beside=("files",))] = None,
     batch_size: Annotated[int, option(FILES, "Recordings, or parts of them, decoded together; 8 by default.", metavar="N")] = 8,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+from mmspec.utils.places import refuse_input
+
 _DELTA = "_delta_log"
 _UNREAD = {"columnMapping", "deletionVectors"}
 
@@ -19,9 +21,11 @@ def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
     """Open a text or binary file that takes its name only when the block ends without an error; otherwise nothing is left.
 
     Of a symbolic link the file it leads to is written, and the link stays. Devices and pipes are written to as they are.
-    It is opened at once, so that a path that cannot be written fails before the work begins, with a ValueError.
+    It is opened at once, so that a path that cannot be written fails before the work begins, with a ValueError. So does a file that the
+    running command reads.
     """
     path = _resolved(Path(path))
+    refuse_input(path)
     if path.exists() and not path.is_file() and not path.is_dir():
         with _opened_device(path, binary) as file:
             yield file

@@ -9,12 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from mmspec.utils.places import Writes, declare
+
 MOST = 10**9
 """The largest whole number that an option takes."""
 
 
 class RecipeParser(argparse.ArgumentParser):
-    """Options of a recipe.
+    """Options of a recipe. `out` is what a recipe writes, and `work` where it keeps what it needs again: neither may be an input.
 
     `add_argument` takes `least` and `most` beside argparse's own settings: the range of a number. Whole numbers are 1 or more, others 0 or
     more, unless `least` says otherwise; neither may be infinite. `type=dict` reads an object in JSON.
@@ -22,6 +24,8 @@ class RecipeParser(argparse.ArgumentParser):
     Args:
         doc: the recipe's docstring, shown as it is written.
     """
+
+    OUTPUTS = {"out": Writes(), "work": Writes(keeps=True)}
 
     def __init__(self, doc: str | None):
         super().__init__(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -34,6 +38,17 @@ class RecipeParser(argparse.ArgumentParser):
         elif kind is dict:
             settings["type"] = _object
         return super().add_argument(*names, **settings)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse the command line; it ends with an error where an output is an input."""
+        values = super().parse_args(args, namespace)
+        shown = {action.dest: action.option_strings[-1] if action.option_strings else action.dest.upper() for action in self._actions}
+        words = {action.dest for action in self._actions if action.choices is not None}
+        try:
+            declare({name: value for name, value in vars(values).items() if name not in words}, self.OUTPUTS, shown)
+        except ValueError as error:
+            self.error(str(error))
+        return values
 
     def error(self, message: str) -> NoReturn:
         """Print the message as one line, and exit with 2."""

@@ -4,6 +4,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from mmspec.utils.names import unknown
+from mmspec.utils.places import reads
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -49,6 +50,9 @@ def config_of(given: dict[str, Any]) -> "Config":
         config = changed(config, "drafter", tree=tree_of(given["tree"]))
     if given.get("accept") is not None:
         config = changed(config, "accept", kind=given["accept"], options={})
+    for name, place in (("the target of --config", config.target.path), ("the drafter of --config", config.drafter.path)):
+        if path is not None and place is not None:
+            reads(place, name)
     return config
 
 

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mmspec.commands import common
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -17,7 +18,7 @@ EXAMPLES = """Examples:
 def assign(
     folder: Annotated[str, typer.Argument(help="What mmspec recommend prepare wrote.", metavar="FOLDER")],
     items: Annotated[str, typer.Argument(help="New items, with the columns of the first ones.", metavar="ITEMS")],
-    out: Annotated[str, typer.Argument(help="A Parquet file for item, codes and path.", metavar="FILE")],
+    out: Annotated[str, typer.Argument(help="A Parquet file for item, codes and path.", metavar="FILE"), Writes()],
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from mmspec.commands import common
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -17,7 +18,9 @@ EXAMPLES = """Examples:
 
 def index(
     source: Annotated[str, typer.Argument(help="A folder with catalogue.parquet, or a catalogue's Parquet file.", metavar="CATALOGUE")],
-    out: Annotated[str | None, typer.Argument(help="A file *.safetensors; beside the catalogue by default.", metavar="FILE")] = None,
+    out: Annotated[
+        str | None, typer.Argument(help="A file *.safetensors; beside the catalogue by default.", metavar="FILE"), Writes()
+    ] = None,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:

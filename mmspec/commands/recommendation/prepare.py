@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec.commands import common
+from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
 
@@ -21,7 +22,9 @@ _IDS, _COLUMNS = "Semantic ids", "Columns"
 def prepare(
     interactions: Annotated[str, typer.Argument(help="Events: a Parquet file, or a folder of them.", metavar="EVENTS")],
     items: Annotated[str, typer.Argument(help="Items: a Parquet file, or a folder of them.", metavar="ITEMS")],
-    out: Annotated[str, typer.Argument(help="A new folder, or that of the same tables, to go on with it.", metavar="FOLDER")],
+    out: Annotated[
+        str, typer.Argument(help="A new folder, or that of the same tables, to go on with it.", metavar="FOLDER"), Writes(keeps=True)
+    ],
     user: Annotated[str, common.option(_COLUMNS, "User of an event; user by default.", metavar="NAME")] = "user",
     item: Annotated[str, common.option(_COLUMNS, "Item of an event; item by default.", metavar="NAME")] = "item",
     time: Annotated[str, common.option(_COLUMNS, "Time of an event; time by default.", metavar="NAME")] = "time",
