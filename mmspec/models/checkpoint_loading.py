@@ -4,12 +4,16 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from mmspec.utils.weights import own_memory
+
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position_ids|num_batches_tracked)$|(^|\.)mtp\.")
 """Unexpected tensors that no output depends on: buffers of old releases, and layers for multi-token prediction."""
 
 
 def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> Any:
     """`kind.from_pretrained(where, **options)`, once its checkpoint holds every tensor of the model and no other.
+
+    The weights are in memory of their own, not mapped to the checkpoint, which may then be written over.
 
     Tied weights and tensors that the model's class lists as ignorable count as neither missing nor unexpected.
 
@@ -32,7 +36,7 @@ def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> An
     ):
         if names:
             raise ValueError(f"{_listed(names)} {why}: the checkpoint is incomplete, or its config.json belongs to another model")
-    return model
+    return own_memory(model)
 
 
 def _listed(names: Iterable[str]) -> str:

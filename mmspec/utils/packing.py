@@ -5,8 +5,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+
+from mmspec.utils.weights import load_file
 
 _SCALE = ".scale"
 
