@@ -33,13 +33,28 @@ from mmspec.utils.recipe_options import RecipeParser, run_recipe
 
 GROUP = 8192  # users made and written at a time
 LISTS = pa.list_(pa.int64())
-SCHEMA = pa.schema([("user_id", pa.string()), ("history", LISTS)])
+MARK = {"simulated": "by recsys/batch_job.py"}  # in the files, which may be written again
+SCHEMA = pa.schema([("user_id", pa.string()), ("history", LISTS)]).with_metadata(MARK)
 BAD = ((None, [1]), ("null", None), ("empty", []), ("unknown", [1, 10**9]), ("hole", [1, None]))  # rows that a column of lists can hold
 ODD = {"words": [["first", "second"]], "text": ["1,2,3"]}  # and columns of another type, in files of their own
 
 
+def simulated(file: Path) -> bool:
+    """Whether `simulate` wrote a file."""
+    try:
+        return b"simulated" in (pq.read_metadata(file).metadata or {})
+    except (OSError, pa.ArrowInvalid):
+        return False
+
+
 def simulate(folder: Path, users: int, bad: float) -> int:
-    """Write a folder of `users` rows, a share `bad` of them bad, as many of each kind; how many are bad. Memory: a row group."""
+    """Write a new folder of `users` rows, a share `bad` of them bad, as many of each kind; how many are bad. Memory: a row group.
+
+    Raises:
+        ValueError: for a folder that holds anything but users that were simulated before.
+    """
+    if folder.exists() and not (folder.is_dir() and all(map(simulated, folder.iterdir()))):
+        raise ValueError(f"{folder} exists: --simulate writes users into a new folder, and would replace what is there")
     folder.mkdir(parents=True, exist_ok=True)
     each = round(users * bad / (len(BAD) + len(ODD))) if bad else 0
     with whole(folder / "users.parquet", binary=True) as file, pq.ParquetWriter(file, SCHEMA) as writer:
@@ -51,7 +66,7 @@ def simulate(folder: Path, users: int, bad: float) -> int:
         (folder / f"z-{name}.parquet").unlink(missing_ok=True)
         if each:
             with whole(folder / f"z-{name}.parquet", binary=True) as file:
-                pq.write_table(pa.table({"user_id": [name] * each, "history": column * each}), file)
+                pq.write_table(pa.table({"user_id": [name] * each, "history": column * each}).replace_schema_metadata(MARK), file)
     return each * (len(BAD) + len(ODD))
 
 

@@ -14,13 +14,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.minis.shop import Shop
 from mmspec.recsys import Catalogue
 from mmspec.recsys.semantic_ids import collisions, make
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.weights import load_file
 
 
 def read(path: Path | None, items: Path | None) -> tuple[Tensor, list, list[str] | None]:

@@ -1,14 +1,17 @@
 """`mmspec transcribe`: recordings to text, subtitles or JSON."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
-from mmspec.utils.files import whole
+from mmspec.speech.sound.containers import SUFFIXES as CONTAINERS
+from mmspec.utils.files import listed, named, whole, write_json
 from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
@@ -19,12 +22,13 @@ EXAMPLES = """Examples:
   mmspec transcribe interview.ogg --model ./whisper-base --language de --task translate
   mmspec transcribe recordings/ --model ./whisper-base --timestamps word --format json --out texts/
 """
-ENDINGS = (".wav", ".flac", ".ogg", ".mp3")
+ENDINGS = (".wav", ".flac", ".ogg", ".oga", ".opus", ".mp3", ".mp2", ".aiff", ".aif", ".aifc", ".au", ".snd", ".caf", ".w64", ".rf64")
+"""What sound files of a folder end in, beside those of `mmspec.speech.sound.containers`."""
 _FORMATS = {"text": "txt", "srt": "srt", "vtt": "vtt", "json": "json"}
-_SETTINGS = "transcribe.json"
+_SETTINGS, _REJECTS = "transcribe.json", "rejects.jsonl"
 PART = 64
 """Recordings whose sound is in memory at once."""
-_FILES = "Sound files (WAV, FLAC, OGG, MP3), or folders of them."
+_FILES = "Sound files (WAV, FLAC, OGG, Opus, MP3, AIFF; M4A, AAC and others with mmspec[video]), or folders of them."
 _MODEL = "Whisper: a folder or a hub name; python speech/fetch_whisper.py keeps one."
 _DRAFTER = "none (default), a smaller Whisper's path, lookup, suffix, ... (mmspec models lists them)."
 _THRESHOLD = "Keep draft tokens unchecked while the drafter's probability is at least TAU: fewer calls, other words (lossy)."
@@ -61,28 +65,30 @@ def transcribe(
     """Write down recordings: Whisper's own text and times, in fewer calls of its decoder."""
     given = dict(locals())
     common.check_counts(given, "batch_size")
-    found = sounds_in(files or [])
+    found, skipped = sounds_in(files or [])
     given["timestamps"] = _times(timestamps, text_format, as_json)
     given["accept"] = _rule(given)
     if model is None:
         raise ValueError("no model: give --model, such as the folder that mmspec recipe speech/fetch_whisper.py keeps")
     if as_json and text_format != "text":
         raise ValueError("--json and --format were both given: --json has texts, times and figures")
+    if skipped:
+        common.note(escape(f"skipped, not sound by its ending: {len(skipped)} ({named(skipped)})"))
     if out is None:
-        _run(given, found, {}, {})
+        _run(given, found, {}, {}, skipped)
         return
     folder = Path(out)
     targets = {path: folder / f"{name}.{_FORMATS[text_format]}" for path, name in _names(found).items()}
     settings = _settings(folder, given)
-    left = [path for path in found if not targets[path].exists()]
+    left = [path for path in found if not _written(path, targets[path], settings)]
     if len(left) < len(found):
         common.note(f"{len(found) - len(left)} of {len(found)} recordings were there already")
     if left:
-        _run(given, left, targets, settings)
+        _run(given, left, targets, settings, skipped)
 
 
-def sounds_in(given: list[str]) -> list[Path]:
-    """Return the sound files that were named, and those in folders that were named.
+def sounds_in(given: list[str]) -> tuple[list[Path], list[Path]]:
+    """Return the sound files that were named and those in folders that were named, and the other files of these folders.
 
     Raises:
         ValueError: if nothing was named, or a folder holds no sound.
@@ -91,18 +97,21 @@ def sounds_in(given: list[str]) -> list[Path]:
     if not given:
         raise ValueError("no recording: give sound files or folders of them")
     found: list[Path] = []
+    others: list[Path] = []
     for name in given:
         path = Path(name)
         if path.is_dir():
-            inside = sorted(each for each in path.rglob("*") if each.suffix.lower() in ENDINGS)
-            if not inside:
-                raise ValueError(f"{path} holds no sound: it has no file ending in {', '.join(ENDINGS)}")
-            found += inside
+            inside = listed(path)
+            sounds = [each for each in inside if each.suffix.lower() in (*ENDINGS, *CONTAINERS)]
+            if not sounds:
+                raise ValueError(f"{path} holds no sound: it has no file ending in {', '.join((*ENDINGS, *CONTAINERS))}")
+            found += sounds
+            others += [each for each in inside if each not in set(sounds)]
         elif path.is_file():
             found.append(path)
         else:
             raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file, or a folder of them")
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(found)), list(dict.fromkeys(others))
 
 
 def _times(given: str | None, form: str, as_json: bool) -> str | None:
@@ -151,41 +160,65 @@ def _settings(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
     if given["accept"] not in (None, "exact"):
         keys += ("drafter", "draft_length", "tree")
     own = {key: given[key] for key in keys} | {
-        "accept": given["accept"] if given["threshold"] is None else f"threshold {given['threshold']:g}"
+        "accept": given["accept"] if given["threshold"] is None else f"threshold {given['threshold']:g}",
+        "weights": _content(given["model"]),
     }
-    place = folder / _SETTINGS
-    if place.exists():
-        before = json.loads(place.read_text(encoding="utf-8"))
-        changed = [key for key in keys if before.get(key) != own[key]]
-        if changed:
-            key = changed[0]
-            raise ValueError(
-                f"{folder} holds texts made with {key} {before.get(key)!r}, not {own[key]!r}: give another --out, or the same settings"
-            )
-    return own
+    from mmspec.utils.weights import read_mapping
+
+    before = read_mapping(place, "") if (place := folder / _SETTINGS).exists() else None
+    if before is not None and (changed := [key for key in own if key in before and before[key] != own[key]]):
+        key = changed[0]
+        raise ValueError(
+            f"{folder} holds texts made with {key} {before[key]!r}, not {own[key]!r}: give another --out, or the same settings"
+        )
+    return own | {"recordings": (before or {}).get("recordings", {})}
 
 
-def _run(given: dict[str, Any], files: list[Path], targets: dict[Path, Path], settings: dict[str, Any]) -> None:
-    """Transcribe `files`; each text goes to its target as soon as it is there, or to standard output."""
+def _content(model: str) -> str:
+    """A digest of the files of a model's folder; of a hub name its own, as what it leads to is not changed."""
+    from mmspec.jobs.engine import fingerprints
+
+    home = Path(model).expanduser()
+    return fingerprints.data([[str(path.relative_to(home)), fingerprints.file(path)] for path in listed(home)] if home.is_dir() else model)
+
+
+def _written(path: Path, target: Path, settings: dict[str, Any]) -> bool:
+    """Whether a recording's text is there. ValueError if it was made of other bytes than the recording has now."""
+    from mmspec.jobs.engine import fingerprints
+
+    if not target.exists():
+        return False
+    if settings["recordings"].get(target.name) not in (None, fingerprints.file(path)):
+        raise ValueError(f"{path} has changed since {target} was written: delete that text, or give another --out")
+    return True
+
+
+def _run(
+    given: dict[str, Any], files: list[Path], targets: dict[Path, Path], settings: dict[str, Any], skipped: Sequence[Path] = ()
+) -> None:
+    """Transcribe `files`; each text goes to its target as soon as it is there, or to standard output. What cannot be read is rejected."""
     common.begin(given["verbose"])
     from mmspec.bench.report.stream import summary
     from mmspec.core.stats import Stats
+    from mmspec.jobs.engine import fingerprints
     from mmspec.loading.hearing import load_transcriber
     from mmspec.speech import transcribe as write_down
-    from mmspec.speech.sound.audio import check_sound
 
-    for path in files:  # before a model is loaded
-        check_sound(path)
+    rejects: dict[Path, str] = {}
+    files = _readable(files, rejects)  # before a model is loaded
     pair = load_transcriber(given["model"], given["drafter"], given["device"] or "auto", given["dtype"] or "float32")
+    folder = Path(given["out"] or ".")
     if settings:
-        folder = Path(given["out"])
         folder.mkdir(parents=True, exist_ok=True)
-        with whole(folder / _SETTINGS) as file:
-            json.dump(settings, file, indent=1)
-    options, stats, rows, seconds = _options(given), Stats(), [], 0.0
+        write_json(folder / _SETTINGS, settings)
+    options, stats, done_files, rows, seconds = _options(given), Stats(), [], [], 0.0
+    rate = pair.processor.feature_extractor.sampling_rate
     with common.progress("recordings", len(files)) as done:
         for first in range(0, len(files), PART):
-            part = files[first : first + PART]
+            waves = _waves(files[first : first + PART], rate, rejects)
+            part = list(waves)
+            if not part:
+                continue
 
             def keep(row: int, transcript: Any, part: list[Path] = part) -> None:
                 if targets:
@@ -193,20 +226,70 @@ def _run(given: dict[str, Any], files: list[Path], targets: dict[Path, Path], se
                         file.write(transcript.formatted(given["text_format"]))
                 done(1)
 
-            found = write_down(pair.target, pair.processor, part, pair.drafter, on_transcript=keep, on_step=stats.add, **options)
+            sounds = list(waves.values())
+            found = write_down(pair.target, pair.processor, sounds, pair.drafter, on_transcript=keep, on_step=stats.add, **options)
+            if settings:
+                settings["recordings"] |= {targets[path].name: fingerprints.file(path) for path in part}
+                write_json(folder / _SETTINGS, settings)
             stats.exactness = found.stats.exactness
+            done_files += part
             rows += found.transcripts
             seconds += found.seconds
+    told = [{"file": str(path), "reason": reason} for path, reason in rejects.items()]
+    if settings:
+        with whole(folder / _REJECTS) as file:
+            file.writelines(json.dumps(reject, ensure_ascii=False) + "\n" for reject in told)
+    if not rows:
+        raise ValueError(f"all {len(rejects)} recordings were rejected, such as {told[0]['file']}: {told[0]['reason']}")
     factor = seconds / max(1e-9, sum(each.seconds for each in rows))
     if given["as_json"]:
-        told = [{"file": str(path), **json.loads(each.formatted("json"))} for path, each in zip(files, rows, strict=True)]
+        texts = [{"file": str(path), **json.loads(each.formatted("json"))} for path, each in zip(done_files, rows, strict=True)]
         about = {"model": pair.name, "drafter": given["drafter"], "seconds": seconds, "real_time_factor": factor}
-        common.emit({"recordings": told, **about, "stats": stats.to_dict()})
+        common.emit({"recordings": texts, "rejects": told, "skipped": [*map(str, skipped)], **about, "stats": stats.to_dict()})
         return
-    for path, each in zip(files, rows, strict=True):
+    for path, each in zip(done_files, rows, strict=True):
         if not targets:
-            print((f"{path}\n" if len(files) > 1 and given["text_format"] == "text" else "") + each.formatted(given["text_format"]), end="")
-    common.note(f"{summary(stats)}; {factor:.2f} seconds of work per second of sound")
+            named_first = len(files) > 1 and given["text_format"] == "text"
+            print((f"{path}\n" if named_first else "") + each.formatted(given["text_format"]), end="")
+    for reject in told:
+        common.note(escape(f"rejected: {reject['file']}: {reject['reason']}"))
+    counts = f"{len(rows)} recordings done, {len(told)} rejected, {len(skipped)} other files skipped; " if told or skipped else ""
+    common.note(f"{counts}{summary(stats)}; {factor:.2f} seconds of work per second of sound")
+
+
+def _readable(files: list[Path], rejects: dict[Path, str]) -> list[Path]:
+    """The files whose headers are sound's; others are rejected. ValueError where none is left."""
+    from mmspec.speech.sound.audio import check_sound
+
+    kept = []
+    for path in files:
+        try:
+            check_sound(path)
+            kept.append(path)
+        except (ValueError, OSError) as error:
+            rejects[path] = str(error)
+    if not kept:
+        path, reason = next(iter(rejects.items()))
+        raise ValueError(reason if len(files) == 1 else f"all {len(files)} recordings were rejected, such as {path}: {reason}")
+    return kept
+
+
+def _waves(files: list[Path], rate: int, rejects: dict[Path, str]) -> dict[Path, Any]:
+    """The sound of files, float32 [T]; what cannot be read, or holds nothing, is rejected."""
+    from mmspec.speech.sound.audio import read_sound
+
+    waves = {}
+    for path in files:
+        try:
+            wave = read_sound(path, rate)
+        except (ValueError, OSError) as error:
+            rejects[path] = str(error)
+            continue
+        if len(wave):
+            waves[path] = wave
+        else:
+            rejects[path] = f"audio file {path} holds no samples"
+    return waves
 
 
 def _options(given: dict[str, Any]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mmspec.text.inputs.clips import FrameSampling
 from mmspec.text.inputs.pictures import pictures_and_clips_in
 from mmspec.text.inputs.vision_inputs import VisionPrompt, default_prompt, has_template, read_seen, reads_clips
 from mmspec.text.views import brackets, encoded, ensemble, view
+from mmspec.utils.weights import is_file
 
 _PREFIX = "image: "  # what a caption is introduced by
 Asking = tuple[dict[str, Any], VisionPrompt]
@@ -87,13 +88,7 @@ class PictureFolder:
         """Return the number of files and the digest of their names and bytes."""
         digest = hashlib.sha256(b"pictures\n")
         for name in self.files:
-            path = self.root / name
-            own = hashlib.sha256()
-            if path.is_file():
-                with path.open("rb") as file:
-                    while chunk := file.read(1 << 20):
-                        own.update(chunk)
-            digest.update(json.dumps([name, own.hexdigest()]).encode())
+            digest.update(json.dumps([name, _bytes_of(self.root / name)]).encode())
         return Facts(len(self.files), digest.hexdigest())
 
     def read(self, wanted: Callable[[int], bool]) -> Iterator[tuple[int, Any]]:
@@ -107,12 +102,34 @@ class PictureFolder:
         return {"file": self.files[index], self.unit: index + 1}
 
 
+@dataclass(frozen=True)
+class PictureLines(Lines):
+    """Source of JSON lines that name pictures and clips. The fingerprint reads their bytes, too."""
+
+    def facts(self) -> Facts:
+        """Return the number of lines, and the digest of the file and of the files that it names."""
+        lines = super().facts()
+        digest, root = hashlib.sha256(f"{lines.fingerprint}\n".encode()), self.path.parent
+        for index, record in self.read(lambda index: True):
+            for name in () if isinstance(record, Reject) else record.get("files") or [record.get("file")]:
+                if isinstance(name, str):
+                    digest.update(json.dumps([index, _bytes_of(root / name)]).encode())
+        return Facts(lines.records, digest.hexdigest())
+
+
+def _bytes_of(path: Path) -> str:
+    """The SHA-256 of a file's bytes; that of none for what is no file."""
+    from mmspec.jobs.engine import fingerprints
+
+    return fingerprints.file(path) if is_file(path) else ""
+
+
 def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
     """Return the source, and the folder its files are relative to. ValueError for missing files."""
     if len(inputs) == 1 and Path(inputs[0]).is_dir():
         return PictureFolder(tuple(pictures_and_clips_in(inputs[0])), Path(inputs[0])), Path(inputs[0])
     if len(inputs) == 1 and Path(inputs[0]).suffix == ".jsonl":
-        return Lines(Path(inputs[0])), Path(inputs[0]).parent
+        return PictureLines(Path(inputs[0])), Path(inputs[0]).parent
     for each in inputs:
         if Path(each).is_dir() or Path(each).suffix == ".jsonl":
             raise ValueError(f"{each} was given with other pictures: give one folder, one file of JSON lines, or pictures and clips")

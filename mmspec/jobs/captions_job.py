@@ -1,11 +1,8 @@
 """Caption jobs: their settings, and what identifies them."""
 
-import hashlib
-import json
 import shutil
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, JsonLines, Processes, Report
@@ -14,7 +11,7 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.jobs.text import text_job_identity
 from mmspec.run.config import Config
 from mmspec.text.inputs.clips import FrameSampling
-from mmspec.text.inputs.vision_inputs import DESCRIBE, reads_clips
+from mmspec.text.inputs.vision_inputs import DESCRIBE
 from mmspec.utils.files import whole
 from mmspec.utils.names import unknown
 
@@ -59,8 +56,6 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
     rows, continuous = asked.batch_size, batching == "continuous" and len(asked.captions) < 2  # several are of a batch's pictures
     work = CaptionRecord(pair, asked.prompt, root, asked.sampling, rows=rows, continuous=continuous)
     model, options = text_job_identity(pair)
-    seen = {"pictures": processor_digest(pair.processor.image_processor)}
-    seen |= {"clips": processor_digest(pair.processor.video_processor)} if reads_clips(pair.processor) else {}
     sampling = {name: value for name, value in asdict(asked.sampling).items() if value is not None}
     return Job(
         source=source,
@@ -68,7 +63,7 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
         work=work,
         check=work.check,
         out=asked.out,
-        model=model | seen,
+        model=model,
         options=options | sampling | {"prompt": asked.prompt or DESCRIBE, "view": asked.view, "captions": list(asked.captions)},
         batch_size=_HELD * rows if continuous else rows,
         shard_size=asked.shard_size,
@@ -76,11 +71,6 @@ def make_caption_job(asked: CaptionJobSpec) -> Job:
         about=provenance(pair.target.device) | {"exactness": pair.exactness, "rows": rows, "batching": batching},
         measures=work.measures,
     )
-
-
-def processor_digest(processor: Any) -> str:
-    """A digest of all settings of an image or video processor."""
-    return hashlib.sha256(json.dumps(processor.to_dict(), sort_keys=True, default=str).encode()).hexdigest()
 
 
 def job_folder(out: str | Path) -> Path:

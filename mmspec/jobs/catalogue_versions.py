@@ -16,14 +16,18 @@ def version_of_job(out: Path, model: Path) -> Path | None:
         model: the model's folder.
 
     Returns:
-        The version's folder; None for a new job, one of the present catalogue, and one whose catalogue is not kept.
+        The version's folder; None for a new job, one of the present catalogue, one whose catalogue is not kept, and one that is finished:
+        asked for again, its lists would be those of the earlier catalogue.
     """
     kept = sorted((model / VERSIONS).glob("[0-9]*"))
     if not kept:
         return None
     try:
-        wanted = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["model"]["catalogue"]
+        manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
+        wanted = manifest["model"]["catalogue"]
     except (OSError, ValueError, KeyError, TypeError):
+        return None
+    if manifest.get("state") == "done":
         return None
     if read_catalogue(model).digest == wanted:
         return None

@@ -1,13 +1,9 @@
 """Many pictures through one model: the worker of picture jobs, and what identifies such a job."""
 
-import hashlib
-import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
-
-import torch
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.core.stats import Stats
@@ -15,7 +11,6 @@ from mmspec.jobs.rows import continued
 from mmspec.loading.vision import Loaded
 from mmspec.run.request import Request
 from mmspec.serving.models.pictures import PictureModel, PictureOptions, PictureSettings
-from mmspec.vision.checkpoints.vqgan import VQGANDecoder
 from mmspec.vision.continuous.generation import WINDOW, check_draft_steps
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
@@ -202,34 +197,31 @@ def drawn_by(loaded: Loaded, method: str, options: dict[str, Any]) -> dict[str, 
 
 
 def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
-    """Return what the pictures depend on beside prompts and options: fingerprints of target, config, codebook and text encoder and, where
-    the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the chain's numbers.
+    """Return what the pictures depend on beside prompts and options: fingerprints of target, config, codebook, decoder, text encoder,
+    tokenizers and grid and, where the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the
+    chain's numbers.
     """
-    from mmspec.jobs.engine.fingerprints import weights
+    from mmspec.jobs.engine.fingerprints import rest, settings, weights
 
     if isinstance(work.loaded.model, ContinuousPictures):
         return _continuous_identity(work)
     model = work.loaded.model
-    found = {"target": weights(model.model), "config": _config(model.model)}
-    if model.codebook is not None:
-        found["codebook"] = _digest(model.codebook.detach().float().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    if isinstance(decoder := getattr(model, "to_pictures", None), VQGANDecoder):
-        found["decoder"] = weights(decoder)
-    if (captions := getattr(model, "captions", None)) is not None and hasattr(captions, "encoder"):
-        found["captions"] = weights(captions.encoder)
+    found = {"target": weights(model.model), "config": settings(model.model.config)}
+    found["everything else"] = rest(model, model.model, model.drafter, model.assistant)
     return found | ({"drafter": weights(model.drafter)} if drafts and model.drafter is not None else {})
 
 
 def _continuous_identity(work: Draw) -> dict[str, str]:
-    from mmspec.jobs.engine.fingerprints import weights
+    from mmspec.jobs.engine.fingerprints import data, rest, settings, weights
 
     model: Any = work.loaded.model
     way, found = way_of(work.options["method"]), model.fit(work.options["method"])
-    facts = {"target": weights(found.model), "config": _config(found.model)}
+    facts = {"target": weights(found.model), "config": settings(found.model.config)}
     if work.loaded.autoencoder is not None:
-        facts["autoencoder"] = weights(work.loaded.autoencoder) + _config(work.loaded.autoencoder)
+        facts["autoencoder"] = weights(work.loaded.autoencoder) + settings(work.loaded.autoencoder.config)
     if (way.accept is not None or way.form == "sets") and found.drafter is not None:
-        facts["drafter"] = weights(found.drafter) + _config(found.drafter)
+        facts["drafter"] = weights(found.drafter) + settings(found.drafter.config)
+    facts["everything else"] = rest(found, found.model, found.drafter, work.loaded.autoencoder)
     if found.head != "mixture":
         sampling = generate_options(work.loaded, work.options)["sampling"].filled(found.model.config)
         noise_schedule = sampling.noise_schedule(work.options.get("temperature", 1.0))
@@ -237,16 +229,5 @@ def _continuous_identity(work: Draw) -> dict[str, str]:
             [f"{x:.9g}" for x in table.tolist()]
             for table in (noise_schedule.timesteps, noise_schedule.keep, noise_schedule.gain, noise_schedule.std)
         ]
-        facts["sampling"] = _digest(json.dumps(tables).encode())
+        facts["sampling"] = data(tables)
     return facts
-
-
-def _config(model: Any) -> str:
-    """A fingerprint of a model's config, without what hangs on where and by what it was stored."""
-    config = model.config.to_dict() if hasattr(model.config, "to_dict") else dict(model.config)
-    kept = {key: value for key, value in config.items() if key not in ("_name_or_path", "transformers_version", "_diffusers_version")}
-    return _digest(json.dumps(kept, sort_keys=True, default=str).encode())
-
-
-def _digest(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()

@@ -28,22 +28,18 @@ def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -
 
     Drafts do not change strict results, except for the last bit of a score.
     """
-    from mmspec.jobs.engine.fingerprints import weights
+    from mmspec.jobs.engine.fingerprints import settings, weights
 
     drafter = recommender.drafter
     found = {
         "target": weights(recommender.model),
-        "config": digest(_told(recommender.model)),
+        "config": settings(recommender.model.config),
+        "generation config": settings(recommender.model.generation_config),
         "catalogue": recommender.catalogue.digest,
     }
     if drafts and drafter is not None:
         found["drafter"] = weights(drafter) if hasattr(drafter, "state_dict") else digest(*_state(drafter))
     return found
-
-
-def _told(model: Any) -> dict[str, Any]:
-    skipped = ("_name_or_path", "transformers_version")
-    return {key: value for key, value in model.config.to_dict().items() if key not in skipped}
 
 
 def _state(drafter: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
+from mmspec.jobs.engine.fingerprints import reader
 from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
 from mmspec.jobs.recommendation_identity import digest, recommendation_job_identity
 from mmspec.jobs.recommendation_prompts import RecommendPrompts, prompt_tokenizer
@@ -91,18 +92,20 @@ def make_recommendation_job(asked: RecommendationJobSpec, loaded: Recommender | 
     options |= {} if asked.beams is None else {"beams": asked.beams}
     names = {"user": asked.user_column, "history": asked.history_column, "user_type": id_class}
     settings = (loaded, options | {"allowed": mask, "draft_length": asked.draft_length}, asked.rows, asked.seed)
+    prompts: dict[str, Any] = {}
     if asked.prompt_column is None:
         work = Recommend(*settings, **names, columns=columns, unknown=asked.unknown, fallback=_fallback(asked, loaded.catalogue))
     else:
         names["history"] = asked.prompt_column
-        work = RecommendPrompts(*settings, **names, columns=columns, tokenizer=prompt_tokenizer(asked.model))
+        tokenizer = prompt_tokenizer(asked.model)
+        work = RecommendPrompts(*settings, **names, columns=columns, tokenizer=tokenizer)
+        prompts = {"prompts": asked.prompt_column, "tokenizer": reader(tokenizer)}
     work.rehearse()
     length = _length(asked, work, source)
     work = replace(work, options=work.options | {"draft_length": length})
     told = options | {"draft_length": length, "only": None if mask is None else digest(mask)}
     told |= {name: getattr(asked, name) for name in ("seed", "rows", "batch_size", "dtype")}
-    told |= {"lists": columns, "unknown": asked.unknown, "fallback": asked.fallback}
-    told |= {} if asked.prompt_column is None else {"prompts": asked.prompt_column}
+    told |= {"lists": columns, "unknown": asked.unknown, "fallback": asked.fallback} | prompts
     table = {"user_id": id_type, "rank": "int32", "item": _item_type(loaded.catalogue), "score": "double"}
     sink = ParquetTable(table | ({"source": "string"} if work.fallback is not None else {}))
     return Job(

@@ -1,7 +1,5 @@
 """Many texts through one speech model: the worker of speech jobs, and what identifies such a job."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -139,18 +137,10 @@ class Say:
 
 def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the sounds of a job depend on beside the texts. Paths and devices are left out."""
-    from mmspec.jobs.engine.fingerprints import weights
+    from mmspec.jobs.engine.fingerprints import rest, settings, weights
 
     model: Any = work.speaker.model
-    config = {
-        key: value for key, value in model.model.config.to_dict().items() if key not in ("_name_or_path", "transformers_version", "dtype")
-    }
-    found = {"target": weights(model.model), "config": _digest(config)}
-    codec, letters = getattr(model, "codec", None), getattr(model, "letters", None)
-    if hasattr(codec, "state_dict"):
-        found |= {"codec": weights(codec), "codec config": _digest(repr(getattr(codec, "config", None)))}
-    if letters is not None:
-        found["letters"] = _digest([letters.template, letters.longest, letters.tokenizer.get_vocab()])
+    found = {"target": weights(model.model), "config": settings(model.model.config), "everything else": rest(model, model.model)}
     names = ("temperature", "top_k", "top_p", "max_seconds")
     options: dict[str, Any] = {"sampling": repr(model.sampling)} | {name: work.options.get(name) for name in names}
     options |= {"accept": work.options.get("accept", "exact"), "voice": work.voice, "seed": work.seed, "form": work.form, "rate": work.rate}
@@ -159,7 +149,3 @@ def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
         net = getattr(work.speaker.drafter, "model", work.speaker.drafter)
         found |= {"drafter": weights(net)} if hasattr(net, "state_dict") else {}
     return found, options
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

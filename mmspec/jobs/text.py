@@ -1,10 +1,9 @@
 """Many prompts through one pair: the worker of text jobs, and what identifies such a job."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from mmspec.core.stats import Stats
@@ -131,19 +130,19 @@ def run_bulk(
 
 def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the outputs of a job depend on beside the prompts. Paths and devices are left out."""
-    from mmspec.jobs.engine.fingerprints import weights
+    from mmspec.jobs.engine import fingerprints
 
-    settings = pair.target.config.to_dict()
-    settings = {key: value for key, value in settings.items() if key not in ("_name_or_path", "transformers_version", "dtype")}
-    model = {"target": weights(pair.target), "config": _digest(settings), "tokenizer": _digest(pair.tokenizer.get_vocab())}
-    if hasattr(pair.drafter, "state_dict"):
-        model["drafter"] = weights(pair.drafter)
+    target = pair.target
+    model = {"target": fingerprints.weights(target), "config": fingerprints.settings(target.config)}
+    model |= {"generation config": fingerprints.settings(target.generation_config), "tokenizer": fingerprints.reader(pair.processor)}
     config = pair.config
     options: dict[str, Any] = {name: asdict(getattr(config, name)) for name in ("drafter", "accept", "run")}
+    if hasattr(pair.drafter, "state_dict"):
+        model["drafter"] = fingerprints.weights(pair.drafter)
+    elif config.drafter.path is not None and Path(config.drafter.path).is_file():  # a datastore, pools, counts
+        model["drafter"] = fingerprints.file(config.drafter.path)
     if "drafter" in model:
         del options["drafter"]["path"]
+    if isinstance(tree := config.drafter.tree, str) and Path(tree).is_file():
+        options["drafter"]["tree"] = fingerprints.file(tree)
     return model, options | {"dtype": config.target.dtype, "chat": pair.chat}
-
-
-def _digest(data: Any) -> str:
-    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()

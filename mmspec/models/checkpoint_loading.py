@@ -11,6 +11,7 @@ from typing import Any
 from safetensors.torch import save_file
 
 from mmspec.utils.packing import is_packed, read_bytes
+from mmspec.utils.weights import own_memory
 
 WEIGHTS = "model.safetensors"
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position_ids|num_batches_tracked)$|(^|\.)mtp\.")
@@ -19,6 +20,8 @@ _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position
 
 def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> Any:
     """`kind.from_pretrained(where, **options)`, once its checkpoint holds every tensor of the model and no other.
+
+    The weights are in memory of their own, not mapped to the checkpoint, which may then be written over.
 
     Tied weights and tensors that the model's class lists as ignorable count as neither missing nor unexpected. Weights that the recipes
     wrote as bytes are read, too.
@@ -43,7 +46,7 @@ def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> An
     ):
         if names:
             raise ValueError(f"{_listed(names)} {why}: the checkpoint is incomplete, or its config.json belongs to another model")
-    return model
+    return own_memory(model)
 
 
 @contextmanager

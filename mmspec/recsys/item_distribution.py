@@ -142,7 +142,7 @@ def _read(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     try:
         with safe_open(path, framework="pt") as file:
             told = json.loads((file.metadata() or {}).get(_KEY, "{}"))
-            return told, {name: file.get_tensor(name) for name in file.keys()}
+            return told, {name: file.get_tensor(name).clone() for name in file.keys()}
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist: give a file of item counts") from None
     except (SafetensorError, OSError, ValueError) as error:

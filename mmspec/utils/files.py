@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -204,3 +204,18 @@ def _delta_files(path: Path) -> list[Path]:
     if unread := features & _UNREAD:
         raise ValueError(f"Delta table {path} uses {', '.join(sorted(unread))}, which is not read here: write it without, or as Parquet")
     return sorted(path / Path(unquote(name.removeprefix("file://"))).relative_to(path.absolute()) for name in names)
+
+
+def listed(folder: str | Path) -> list[Path]:
+    """Return every file of a folder and its subfolders that is not hidden, sorted."""
+    found = []
+    for here, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [Path(here, name) for name in names if not name.startswith(".")]
+    return sorted(found)
+
+
+def named(paths: Sequence[str | Path], most: int = 8) -> str:
+    """Return some paths in a line: the first of them, and how many more there are."""
+    shown = ", ".join(map(str, paths[:most]))
+    return shown if len(paths) <= most else f"{shown} and {len(paths) - most:,} more"

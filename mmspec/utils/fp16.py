@@ -5,8 +5,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
+
+from mmspec.utils.weights import load_file
 
 
 def save_half(model: nn.Module, folder: Path, save_config: Callable[[Path], object]) -> None:

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
+
+from mmspec.utils.weights import load_file
 
 _SCALE = ".scale"
 

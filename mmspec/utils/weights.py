@@ -6,6 +6,7 @@ Pickles are opened with `weights_only=True`, so nothing in a file is executed.
 import json
 import os
 import shutil
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 FILES = (
@@ -133,6 +134,49 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ValueError(f"{path} holds no mapping from names to tensors: save a state_dict() there")
     return found
+
+
+def load_file(path: str | Path) -> dict[str, Tensor]:
+    """Return every tensor of a safetensors file by name, in memory of its own: the file may then be written over or cut short.
+
+    safetensors' own function returns tensors that stay mapped to the file. One tensor is copied at a time.
+    """
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name).clone() for name in file.keys()}
+
+
+def own_memory(model: Any) -> Any:
+    """Copy the parameters and buffers of a model that are mapped to a file, as `from_pretrained` leaves them, one at a time.
+
+    Written over, such a file changes the answers of a running model; cut short, it ends the process (SIGBUS).
+
+    Args:
+        model: a torch module; changed in place.
+
+    Returns:
+        The model.
+    """
+    ranges = _mapped()
+    for tensor in (*model.parameters(), *model.buffers()):
+        if tensor.device.type == "cpu" and tensor.numel() and (ranges is None or _lies_in(tensor.data_ptr(), ranges)):
+            tensor.data = tensor.data.clone()
+    return model
+
+
+def _mapped() -> list[tuple[int, int]] | None:
+    """Addresses that are mapped to files, ascending; None where the system does not say."""
+    try:
+        lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    found = [line.split(maxsplit=5) for line in lines]
+    named = [parts[0].split("-") for parts in found if len(parts) == 6 and parts[5].startswith("/") and "/torch_" not in parts[5]]
+    return sorted((int(first, 16), int(end, 16)) for first, end in named)
+
+
+def _lies_in(address: int, ranges: list[tuple[int, int]]) -> bool:
+    place = bisect_right(ranges, (address, 1 << 64)) - 1
+    return place >= 0 and ranges[place][0] <= address < ranges[place][1]
 
 
 def first_not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str | None:

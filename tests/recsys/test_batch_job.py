@@ -63,6 +63,11 @@ def test_simulated_users_are_the_shops_and_bad_ones_are_of_every_kind(recipe, tm
     assert set(Counter(row["user_id"] for row in rows if row not in good).values()) == {10}
     assert recipe.simulate(tmp_path / "users", 100, 0) == 0
     assert [row["user_id"] for row in users(tmp_path / "users")] == [f"u{number}" for number in range(100)]
+    pq.write_table(pq.read_table(tmp_path / "users" / "users.parquet").replace_schema_metadata(None), tmp_path / "users" / "users.parquet")
+    before = (tmp_path / "users" / "users.parquet").read_bytes()
+    with pytest.raises(ValueError, match="--simulate writes users into a new folder"):
+        recipe.simulate(tmp_path / "users", 100, 0)
+    assert (tmp_path / "users" / "users.parquet").read_bytes() == before
 
 
 def test_counts_and_peak_memory_are_told(main, home, tmp_path):

@@ -15,7 +15,7 @@ import torch
 from mmspec.cli import app
 from mmspec.loading.recsys import load_recommender
 from mmspec.recsys import Catalogue, recommend
-from mmspec.recsys.preparation.interactions import read_interactions
+from mmspec.recsys.preparation.interactions import LeftOut, read_interactions
 from mmspec.recsys.preparation.prepared import PreparedShop
 from mmspec.recsys.semantic_ids import RqVae
 from mmspec.recsys.storage.parquet_columns import id_values
@@ -73,7 +73,7 @@ def test_events_are_in_the_order_of_time_without_nulls_and_repetitions(tmp_path)
     assert found.users.to_pylist() == ["b", "a"]
     assert [found.items[int(item)].as_py() for item in found.item] == [3, 1, 2, 5]  # of a: both at time 1, as in the table
     assert found.user.tolist() == [0, 0, 1, 1]
-    assert found.left_out == {"with a null": 2, "repeated at the same time": 1}
+    assert found.left_out == {"with a null": LeftOut(2, items=1), "repeated at the same time": LeftOut(1)}
 
 
 def test_a_core_is_that_of_removal_one_by_one(tmp_path):
@@ -89,6 +89,9 @@ def test_a_core_is_that_of_removal_one_by_one(tmp_path):
     ids = [(found.users[int(u)].as_py(), found.items[int(i)].as_py()) for u, i in zip(found.user, found.item, strict=True)]
     assert sorted(ids) == sorted(left)
     assert left
+    users, items = ({pair[side] for pair in pairs} - {pair[side] for pair in left} for side in (0, 1))
+    assert users
+    assert found.left_out == {"outside the 5-core": LeftOut(len(pairs) - len(left), len(users), len(items), "--core 1 keeps them")}
     with pytest.raises(ValueError, match=r"core .* is empty"):
         found.core(100)
 
@@ -121,6 +124,27 @@ def test_the_last_item_is_for_the_test_and_the_one_before_for_validation(mmspec,
     assert data.users(40, 80) != data.users(0, 40)
     table = pq.read_table(tmp_path / "shop" / "histories.parquet")  # what a job reads
     assert table["history"].to_pylist() == list(full)
+
+
+def test_what_is_left_out_is_told_with_the_setting_and_what_keeps_it(mmspec, tmp_path):
+    """Of 8 users 5 buy once, which the default drops: they get no list."""
+    rows = [(f"u{user}", (user + step) % 3, step) for user in range(8) for step in range(6 if user < 3 else 1)]
+    rows += [("u0", 99, 50), ("u9", 99, 51)]  # an item that the items lack
+    columns = dict(zip(("user", "item", "time"), zip(*rows, strict=True), strict=True))
+    pq.write_table(pa.table(columns), tmp_path / "e.parquet")
+    things(tmp_path / "i.parquet", 3, codes=[[n, n] for n in range(3)])
+    prepare = ("recommend", "prepare", tmp_path / "e.parquet", tmp_path / "i.parquet")
+    code, out, _ = mmspec(*prepare, tmp_path / "shop", "--size", 4)
+    told = " ".join(out.split())
+    assert code == 0
+    assert "left out: 5 events outside the 5-core; 5 of 9 users (56%) have no event left, so these users get no list" in told
+    assert "--core 1 keeps them" in told
+    assert "left out: 2 events with an item that the items lack; 1 of 9 users (11%) and 1 of 4 items with events (25%) have no" in told
+    assert f"add it to {tmp_path / 'i.parquet'}" in told.replace("- ", "-")
+    full = json.loads((tmp_path / "shop" / "prepared.json").read_text())["left out in full"]
+    assert full["outside the 5-core"] == {"events": 5, "users": 5, "items": 0, "remedy": "--core 1 keeps them"}
+    assert mmspec(*prepare, tmp_path / "all", "--size", 4, "--core", 1)[1].count("get no list") == 1  # of the unknown item's
+    assert len(PreparedShop.read(tmp_path / "all").histories) == 8
 
 
 SOURCES = {
@@ -279,6 +303,13 @@ def test_a_job_begun_before_items_were_appended_goes_on_with_its_catalogue(mmspe
     assert len(wanted) == 6
     assert mmspec("recommend", "append", home, tmp_path / "new.parquet")[0] == 0
     for drafter in ("none", "retriever"):
+        job = ("recommend", "run", home / "histories.parquet", tmp_path / drafter, "--model", home, "--k", 3, "--shard-size", 16)
+        code, out, err = mmspec(*job, "--drafter", drafter, "--draft-length", 1, "--device", "cpu")  # finished: not the earlier lists again
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert "holds another job: model.catalogue is" in err
+        assert {path: path.read_bytes() for path in wanted} == wanted
+        manifest = json.loads((tmp_path / drafter / "manifest.json").read_text())
+        (tmp_path / drafter / "manifest.json").write_text(json.dumps(manifest | {"state": "unfinished"}))
         (tmp_path / drafter / "part-00001.parquet").unlink()  # as if killed before it
         (tmp_path / drafter / "shards" / "00001.json").unlink()
         job = ("recommend", "run", home / "histories.parquet", tmp_path / drafter, "--model", home, "--k", 3, "--shard-size", 16)

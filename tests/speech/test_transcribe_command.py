@@ -1,8 +1,13 @@
 """`mmspec transcribe`: files and folders in, texts, subtitles and JSON out; a second run goes on where the first one stopped."""
 
 import json
+import shutil
+import sys
+from pathlib import Path
 
+import av
 import pytest
+import soundfile
 import torch
 from safetensors.torch import load_file, save_file
 
@@ -63,6 +68,71 @@ def test_a_second_run_writes_what_is_missing_only(world, tmp_path, capsys):
     assert (tmp_path / "out" / "b.srt").read_text() == before["b.srt"]
     code, _, err = run(capsys, *words, "--task", "translate")
     assert (code, "made with task 'transcribe'" in err) == (2, True)
+
+
+def folder_of_all(place):
+    """A folder with a recording in every format, others that are broken, and what is no sound."""
+    place.mkdir()
+    wave = sounds(0.6)[0]
+    for name, form in (("a.wav", "WAV"), ("b.flac", "FLAC"), ("c.ogg", "OGG"), ("d.opus", "OGG"), ("e.mp3", "MP3"), ("f.aiff", "AIFF")):
+        soundfile.write(place / name, wave.numpy(), RATE, format=form, subtype="OPUS" if name == "d.opus" else None)
+    with av.open(str(place / "g.m4a"), "w") as file:
+        stream = file.add_stream("aac", rate=RATE)
+        frame = av.AudioFrame.from_ndarray(wave.numpy()[None], format="fltp", layout="mono")
+        frame.sample_rate = RATE
+        file.mux([*stream.encode(frame), *stream.encode(None)])
+    for name in ("x.mp3", "y.m4a", "z.wav"):
+        (place / name).write_bytes(b"no sound")
+    (place / "notes.txt").write_text("what was said")
+    (place / "cover.png").write_bytes(b"a picture")
+    return place
+
+
+def test_every_file_of_a_folder_is_done_rejected_or_named(world, tmp_path, capsys):
+    folder = folder_of_all(tmp_path / "all")
+    good, bad, others = ("a.wav", "b.flac", "c.ogg", "d.opus", "e.mp3", "f.aiff", "g.m4a"), {"x.mp3", "y.m4a", "z.wav"}, 2
+    code, out, err = run(capsys, folder, "--model", world / "model", "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [Path(each["file"]).name for each in told["recordings"]] == list(good)
+    assert {Path(each["file"]).name for each in told["rejects"]} == bad
+    assert {Path(each).name for each in told["skipped"]} == {"notes.txt", "cover.png"}
+    assert len(told["recordings"]) + len(told["rejects"]) + len(told["skipped"]) == len(list(folder.iterdir()))
+    assert "skipped, not sound by its ending: 2" in err
+    words = (folder, "--model", world / "model", "--out", tmp_path / "out")
+    code, out, err = run(capsys, *words)
+    assert (code, out) == (0, "")
+    assert f"{len(good)} recordings done, 3 rejected, {others} other files skipped" in " ".join(err.split())
+    rejects = [json.loads(line) for line in (tmp_path / "out" / "rejects.jsonl").read_text().splitlines()]
+    assert {Path(each["file"]).name for each in rejects} == bad
+    assert all("cannot be read" in each["reason"] for each in rejects)
+    assert {path.stem for path in (tmp_path / "out").glob("*.txt")} == set("abcdefg")
+
+
+def test_a_container_without_its_reader_is_rejected_with_the_remedy(world, tmp_path, capsys, monkeypatch):
+    folder = folder_of_all(tmp_path / "all")
+    monkeypatch.setitem(sys.modules, "av", None)
+    code, out, _ = run(capsys, folder / "a.wav", folder / "g.m4a", "--model", world / "model", "--json")
+    assert code == 0
+    assert "needs PyAV: pip install 'mmspec[video]'" in json.loads(out)["rejects"][0]["reason"]
+
+
+@pytest.mark.parametrize("what", ["recording", "weights"])
+def test_texts_of_another_recording_or_model_are_no_result(world, tmp_path, capsys, what):
+    shutil.copytree(world / "model", tmp_path / "model")
+    wave = sounds(0.6)[0]
+    save(tmp_path / "a.wav", wave, RATE)
+    words = (tmp_path / "a.wav", "--model", tmp_path / "model", "--out", tmp_path / "out")
+    assert run(capsys, *words)[0] == 0
+    before = (tmp_path / "out" / "a.txt").read_bytes()
+    if what == "recording":
+        save(tmp_path / "a.wav", wave * 0.5, RATE)
+    else:
+        perturbed(whisper(), by=0.1).save_pretrained(tmp_path / "model")
+    code, out, err = run(capsys, *words)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert ("has changed since" if what == "recording" else "made with weights") in err
+    assert (tmp_path / "out" / "a.txt").read_bytes() == before
 
 
 @pytest.mark.parametrize("name", RECOGNISERS)

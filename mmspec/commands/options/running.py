@@ -30,7 +30,7 @@ def as_run(command: Callable[..., None]) -> Callable[..., None]:
 
     @wraps(command)
     def run(*args: Any, **given: Any) -> None:
-        tokens = declare(signature(command).bind(*args, **given).arguments, outputs, shown)
+        tokens = declare(signature(command).bind_partial(*args, **given).arguments, outputs, shown)
         try:
             command(*args, **given)
         finally:

@@ -1,9 +1,11 @@
 """`mmspec recommend prepare`: a table of events and a table of items as a recommender's training data."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from mmspec.commands import common
 from mmspec.utils.places import Writes
@@ -16,6 +18,7 @@ EXAMPLES = """Examples:
   mmspec recommend prepare interactions.parquet items.parquet shop/ --method rqvae --levels 3 --size 256 --core 1
   mmspec recommend prepare interactions.parquet items.parquet shop/ --from events    # items of which only the ids are known
 """
+_WHO = {"users": "users", "items": "items with events"}
 _IDS, _COLUMNS = "Semantic ids", "Columns"
 
 
@@ -90,8 +93,8 @@ def prepare(
     counts, ids = found.summary["counts"], found.summary["ids"]
     show = common.console(False)
     show.print(f"{counts['users']:,} users with {counts['events']:,} events, {counts['items']:,} items", soft_wrap=True)
-    for reason, count in found.summary["left out"].items():
-        show.print(f"left out: {count:,} events {reason}", soft_wrap=True)
+    for line in _left_out(found.summary):
+        show.print(escape(line), soft_wrap=True)
     shared = (
         f"{ids['items'] - ids['paths']:,} items share a path with another" if ids["paths"] < ids["items"] else "every item its own path"
     )
@@ -99,3 +102,15 @@ def prepare(
     show.print(f"{what}, from {found.summary['source']}; {shared}", soft_wrap=True)
     if alone := counts.get("items beside no other"):
         show.print(f"{alone:,} items are beside no other in the training events, which say nothing of their ids", soft_wrap=True)
+
+
+def _left_out(summary: dict[str, Any]) -> Iterator[str]:
+    """Say what was left out, by which setting, and what would keep it. Earlier folders counted events alone."""
+    full: dict[str, dict[str, Any]] = summary.get("left out in full", {})
+    everyone = {who: summary["counts"].get(name, 0) + sum(one[who] for one in full.values()) for who, name in _WHO.items()}
+    for reason, count in summary["left out"].items():
+        one = full.get(reason, {})
+        gone = [f"{one[who]:,} of {everyone[who]:,} {who} ({one[who] / everyone[who]:.0%})" for who in _WHO if one.get(who)]
+        lost = f"; {' and '.join(gone)} have no event left" if gone else ""
+        lists = ", so these users get no list" if one.get("users") else ""
+        yield f"left out: {count:,} events {reason}{lost}{lists}{'; ' + one['remedy'] if one.get('remedy') else ''}"

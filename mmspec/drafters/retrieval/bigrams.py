@@ -75,7 +75,7 @@ class Bigrams:
         """Read what `save` wrote. ValueError for a file that is missing, broken or of another kind."""
         try:
             with safe_open(path, framework="pt") as file:
-                numbers, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}
+                numbers, tensors = file.metadata() or {}, {name: file.get_tensor(name).clone() for name in file.keys()}
         except FileNotFoundError:
             raise ValueError(f"bigrams {path} do not exist: count them on training data and save them there") from None
         except (SafetensorError, OSError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 
 from mmspec.core.protocols import TargetSession
 from mmspec.drafters.retrieval.host import DraftTokens, HostSession, unread_by
+from mmspec.utils.private_copy import private_copy
 
 Counts = dict[tuple[int, ...], float]
 """A trie as its paths, each with how often it occurs: a path's beginnings are there too, and occur at least as often."""
@@ -57,8 +58,9 @@ class Datastore:
 
     @staticmethod
     def open(path: str | Path) -> "Datastore":
-        """Map a file that `build` wrote. ValueError for any other file."""
-        table = np.load(path, mmap_mode="r")
+        """Map a copy of a file that `build` wrote, which nobody else writes; see `private_copy`. ValueError for any other file."""
+        copy = private_copy(path)
+        table = np.load(path) if copy is None else np.load(copy, mmap_mode="r")
         if table.ndim != 2 or len(table) != 2 or table.dtype != np.int32:
             raise ValueError(f"{path} holds {table.dtype} of shape {table.shape}, which is no datastore: write it with Datastore.build")
         return Datastore(*np.asarray(table))

@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, T5Config, T5EncoderModel
 
 from mmspec.minis.captions import text_tokenizer
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table
+from mmspec.utils.weights import own_memory
 from mmspec.vision.families.llamagen_layers import LlamaGenConfig
 from mmspec.vision.families.llamagen_network import LlamaGen, TrainedTogether
 
@@ -86,8 +87,8 @@ def begun_target(folder: Path, classes: bool) -> TrainedTogether:
         folder: with target/ and captions/.
         classes: whether pictures are written from classes.
     """
-    target = LlamaGen.from_pretrained(folder / "target").float()
+    target = own_memory(LlamaGen.from_pretrained(folder / "target")).float()
     if classes:
         return TrainedTogether(target)
-    encoder = T5EncoderModel.from_pretrained(folder / "captions").float()
+    encoder = own_memory(T5EncoderModel.from_pretrained(folder / "captions")).float()
     return TrainedTogether(target, encoder, AutoTokenizer.from_pretrained(folder / "captions"))

@@ -5,6 +5,8 @@ from typing import Any
 
 from transformers.modeling_layers import MtpModel
 
+from mmspec.utils.weights import own_memory
+
 _QWEN = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 _EXPERTS = {"mtp_mlp_layer_types": ["sparse"]}
 UNDECLARED: dict[str, dict[str, Any]] = {**{kind: {} for kind in _QWEN}, "glm4_moe_lite": _EXPERTS}
@@ -36,7 +38,7 @@ def shipped_modules(model: Any) -> MtpModel:
         RuntimeError, OSError, ValueError: where there are none.
     """
     if getattr(model.config.get_text_config(decoder=True), "num_mtp_layers", None):
-        return MtpModel.from_pretrained(model)
+        return own_memory(MtpModel.from_pretrained(model))
     declaring = copy.copy(model)
     declaring.config = copy.deepcopy(model.config)
     decoder = declaring.config.get_text_config(decoder=True)
@@ -44,4 +46,4 @@ def shipped_modules(model: Any) -> MtpModel:
         setattr(decoder, name, value)
     if decoder.model_type in _QWEN:  # others know the number of their module's layer
         declaring._keys_to_ignore_on_load_unexpected = [_NAMED]
-    return MtpModel.from_pretrained(declaring)
+    return own_memory(MtpModel.from_pretrained(declaring))

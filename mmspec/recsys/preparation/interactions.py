@@ -10,6 +10,23 @@ from numpy.typing import NDArray
 from mmspec.recsys.storage.parquet_columns import id_values, read_columns
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """What one rule leaves out.
+
+    Args:
+        events: events.
+        users: users of whom no event is left.
+        items: items of which no event is left.
+        remedy: what keeps them, or "".
+    """
+
+    events: int
+    users: int = 0
+    items: int = 0
+    remedy: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Interactions:
     """Events sorted by user, then by time; users and items are numbered in the order in which the table first names them.
@@ -19,14 +36,14 @@ class Interactions:
         items: ids of items, [I].
         user: number of each event's user, [E], ascending.
         item: number of each event's item, [E].
-        left_out: events left out so far, by reason.
+        left_out: what was left out so far, by reason.
     """
 
     users: Any  # pyarrow arrays
     items: Any
     user: NDArray[np.int64]
     item: NDArray[np.int64]
-    left_out: dict[str, int]
+    left_out: dict[str, LeftOut]
 
     def __len__(self) -> int:
         return len(self.user)
@@ -54,14 +71,15 @@ class Interactions:
             keep = fewer
         if not keep.any():
             raise ValueError(f"the {k}-core of {len(self)} events is empty: give a smaller --core")
-        return self.only(keep, f"outside the {k}-core")
+        return self.only(keep, f"outside the {k}-core", "--core 1 keeps them" if k > 1 else "")
 
-    def only(self, keep: NDArray[np.bool_], reason: str) -> "Interactions":
+    def only(self, keep: NDArray[np.bool_], reason: str, remedy: str = "") -> "Interactions":
         """Leave out events.
 
         Args:
             keep: [E] True for events that stay.
             reason: why the others go.
+            remedy: what keeps them.
 
         Returns:
             The events left. Users and items without events go.
@@ -70,7 +88,8 @@ class Interactions:
         user, item = self.user[keep], self.item[keep]
         kept_users, user = np.unique(user, return_inverse=True)
         kept_items, item = np.unique(item, return_inverse=True)
-        left_out = self.left_out | ({reason: gone} if gone else {})
+        counted = LeftOut(gone, len(self.users) - len(kept_users), len(self.items) - len(kept_items), remedy)
+        left_out = self.left_out | ({reason: counted} if gone else {})
         return replace(self, users=self.users.take(kept_users), items=self.items.take(kept_items), user=user, item=item, left_out=left_out)
 
     def starts(self) -> NDArray[np.int64]:
@@ -107,7 +126,8 @@ def read_interactions(path: Path, user: str = "user", item: str = "item", time: 
     users, items = (id_values(table[name], f"column {name} of {path}") for name in (user, item))
     moments = _moments(table[time], f"column {time} of {path}")
     known = pc.and_(pc.and_(pc.is_valid(users), pc.is_valid(items)), pc.is_valid(moments))
-    left_out = {"with a null": table.num_rows - (pc.sum(known).as_py() or 0)}
+    unknown = table.num_rows - (pc.sum(known).as_py() or 0)
+    named = [pc.count_distinct(column, mode="only_valid").as_py() for column in (users, items)]
     users, items, when = (pc.filter(column, known) for column in (users, items, moments))
     if not len(users):
         raise ValueError(f"{path} holds no event with a user, an item and a time")
@@ -116,8 +136,9 @@ def read_interactions(path: Path, user: str = "user", item: str = "item", time: 
     order = np.lexsort((np.arange(len(u)), when, u))
     u, i, when = u[order], i[order], when[order]
     again = _repeated(u, i, when)
-    left_out["repeated at the same time"] = int(again.sum())
-    found = Interactions(users, items, u, i, {reason: count for reason, count in left_out.items() if count})
+    left_out = {"with a null": LeftOut(unknown, named[0] - len(users), named[1] - len(items))}
+    left_out["repeated at the same time"] = LeftOut(int(again.sum()))
+    found = Interactions(users, items, u, i, {reason: count for reason, count in left_out.items() if count.events})
     return replace(found, user=u[~again], item=i[~again])
 
 

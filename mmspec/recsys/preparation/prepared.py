@@ -185,7 +185,9 @@ def prepare_shop(settings: PreparationSettings, folder: Path, done: Any = lambda
     counts = {"users": len(events.users), "events": len(events), "items": len(items), "items with events": len(events.items)}
     if items.near is not None:
         counts["items beside no other"] = int((~items.near.any(1)).sum())
-    told = {"settings": asked, "size": size, "source": items.source, "counts": counts, "left out": events.left_out}
+    told = {"settings": asked, "size": size, "source": items.source, "counts": counts}
+    told |= {"left out": {reason: count.events for reason, count in events.left_out.items()}}
+    told |= {"left out in full": {reason: asdict(count) for reason, count in events.left_out.items()}}
     write_json(folder / SUMMARY, told | {"ids": asdict(collisions(codes))})
     return PreparedShop.read(folder)
 
@@ -197,7 +199,7 @@ def _known(events: Interactions, items: ItemTable, settings: PreparationSettings
     if not listed.any():
         shown = f"{events.items[0].as_py()!r} and {items.items[0]!r}"
         raise ValueError(f"no item of {settings.interactions} is in {settings.items}, such as {shown}: their ids must have the same type")
-    return events.only(listed[events.item], "with an item that the items lack")
+    return events.only(listed[events.item], "with an item that the items lack", f"add it to {settings.items}")
 
 
 def _near(events: Interactions, items: ItemTable, settings: QuantiserSettings) -> Tensor:

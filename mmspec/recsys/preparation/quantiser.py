@@ -134,7 +134,7 @@ class ItemQuantiser:
         try:
             with safe_open(path, framework="pt") as file:
                 text: dict[str, str] = dict(file.metadata() or {})
-                tensors = {name: file.get_tensor(name) for name in file.keys()}
+                tensors = {name: file.get_tensor(name).clone() for name in file.keys()}
             told = json.loads(text[_KEY])
             coder, embedder = (
                 {name.removeprefix(part): tensor for name, tensor in tensors.items() if name.startswith(part)}

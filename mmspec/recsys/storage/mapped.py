@@ -13,6 +13,7 @@ from torch import Tensor
 from mmspec.core.beams.trie import Trie
 from mmspec.recsys.storage.column import Column
 from mmspec.recsys.storage.index import CatalogueIndex
+from mmspec.utils.private_copy import private_copy
 
 SUFFIX = ".safetensors"
 _KEY = "mmspec.catalogue"
@@ -64,7 +65,7 @@ def write_mapped(
 
 
 def read_mapped(path: str | Path) -> MappedCatalogue:
-    """Map a file. Nothing is read but its header; pages are read as they are needed, and shared by all processes of a machine.
+    """Map a copy of a file, which nobody else writes (see `private_copy`) and all processes of a machine share.
 
     Args:
         path: what `write_mapped` wrote.
@@ -78,9 +79,12 @@ def read_mapped(path: str | Path) -> MappedCatalogue:
     from safetensors import SafetensorError, safe_open
 
     try:
-        with safe_open(path, framework="pt") as file:
+        copy = private_copy(path)
+        with safe_open(copy or path, framework="pt") as file:
             told = json.loads((file.metadata() or {}).get(_KEY, "null"))
             tensors = {name: file.get_tensor(name) for name in file.keys()}
+        if copy is None:
+            tensors = {name: tensor.clone() for name, tensor in tensors.items()}
         trie = Trie(tensors["token"], tensors["child"], tensors["span"], tuple(told.pop("starts")), tuple(told.pop("widths")))
         index = CatalogueIndex(trie, tensors["leaf"], tensors["order"], tensors["begin"])
         names = _column("name", tensors) if "name.offset" in tensors else None

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.compat.qwen_tts import hearing_mimi
@@ -14,6 +13,7 @@ from mmspec.speech.codecs.qwen3_tts import Qwen3TTSCodec, Qwen3TTSDecoder
 from mmspec.speech.language_models.qwen3_tts import Qwen3TTS
 from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork, qwen3_tts_weights
 from mmspec.speech.language_models.qwen3_tts_prompts import Qwen3TTSIds
+from mmspec.utils.weights import load_file
 
 TYPE, CODEC, CODEC_TYPE = "qwen3_tts", "speech_tokenizer", "qwen3_tts_tokenizer_12hz"
 _UNHEARD = ("upsample.", "decoder_transformer.", "decoder.")

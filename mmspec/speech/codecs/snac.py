@@ -17,6 +17,7 @@ from mmspec.core.hashing import stream_bits, uniform
 from mmspec.speech.codecs.parts import Layer, Local, Parts, layers_of
 from mmspec.speech.codecs.streams import PartsStream
 from mmspec.speech.sound.stream import SoundStream
+from mmspec.utils.weights import own_memory
 
 ORDER = ((0, 0), (1, 0), (2, 0), (2, 1), (1, 1), (2, 2), (2, 3))
 """(book, place in the frame) of the 7 codes of a frame."""
@@ -130,7 +131,7 @@ def load_snac(place: str | Path, block: int = 2) -> SnacCodec:
         raise ValueError("SNAC's codes are decoded by its own package: pip install 'mmspec[snac]'")
     from snac import SNAC
 
-    return SnacCodec(SNAC.from_pretrained(str(place)), block)
+    return SnacCodec(own_memory(SNAC.from_pretrained(str(place))), block)
 
 
 def _members(part: Any) -> Sequence[Any]:

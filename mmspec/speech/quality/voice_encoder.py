@@ -10,12 +10,12 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torchaudio.transforms import MelSpectrogram
 
 from mmspec.speech.sound.audio import at_rate
 from mmspec.utils.cache_folder import cache_folder
+from mmspec.utils.weights import load_file
 
 RATE = 16_000
 BANDS, WIDTH, LAYERS = 40, 256, 3

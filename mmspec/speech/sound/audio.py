@@ -9,6 +9,7 @@ from torch import Tensor
 from torchaudio.functional import resample
 from torchaudio.transforms import MelSpectrogram
 
+from mmspec.speech.sound.containers import SUFFIXES, read_container
 from mmspec.speech.sound.files import sound_bytes, sound_format
 from mmspec.utils.files import whole
 
@@ -50,6 +51,8 @@ def check_sound(path: str | Path) -> None:
 
     if not Path(path).is_file():
         raise FileNotFoundError(f"audio file {path} does not exist: give a WAV, FLAC, OGG or MP3 file")
+    if Path(path).suffix.lower() in SUFFIXES:
+        return  # known when it is read
     try:
         soundfile.info(path)
     except soundfile.LibsndfileError as error:
@@ -66,6 +69,9 @@ def read_sound(path: str | Path, rate: int) -> Tensor:
     import soundfile
 
     check_sound(path)
+    if Path(path).suffix.lower() in SUFFIXES:
+        wave, found = read_container(path)
+        return at_rate(wave.mean(1), found, rate)
     try:
         samples, found = soundfile.read(path, dtype="float32", always_2d=True)
     except soundfile.LibsndfileError as error:

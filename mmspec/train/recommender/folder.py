@@ -18,6 +18,7 @@ from mmspec.train.recommender.evaluation import EvaluationSettings, evaluate_rec
 from mmspec.train.recommender.target import RecommenderSettings, train_recommender
 from mmspec.utils.files import whole, whole_folder, write_json
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.weights import own_memory
 
 
 def train_folder(shop: PreparedShop, settings: RecommenderSettings, drafter: tuple[int, int] | None, held: int, device: str) -> dict:
@@ -81,7 +82,7 @@ def evaluate_folder(
 
     if not (shop.folder / "target" / "config.json").exists():
         raise ValueError(f"{shop.folder} has no target: make it with mmspec recommend train {shop.folder}")
-    model: Any = AutoModelForCausalLM.from_pretrained(shop.folder / "target", dtype=torch.float32)
+    model: Any = own_memory(AutoModelForCausalLM.from_pretrained(shop.folder / "target", dtype=torch.float32))
     model = model.to(device).eval()
     files = [shop.folder / "target" / "model.safetensors", shop.folder / CATALOGUE, shop.folder / HISTORIES]
     digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mmspec.drafters.checkpoints.nets import LARGE_VOCABULARY
 from mmspec.models.stack import stack
+from mmspec.utils.weights import own_memory
 
 _SHARE = 8
 """A model of size "small" has this part of its target's layers."""
@@ -166,7 +167,7 @@ def _trained(path: Path, target: Any) -> Any:
 
     causal_config(path, target)
     try:
-        return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+        return own_memory(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)).eval()
     except (OSError, ValueError, KeyError) as error:
         raise ValueError(f"{path} holds no causal language model: {_first_line(error)}") from None
 

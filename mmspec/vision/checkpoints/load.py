@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.utils.weights import own_memory
 from mmspec.vision.checkpoints.llamagen import load_llamagen_file
 from mmspec.vision.checkpoints.own import DECODER, load_llamagen
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
@@ -97,6 +98,8 @@ def load_glm_pipeline(where: Path, dtype: str, device: torch.device | str) -> Im
         raise ValueError(f"{where} is a {kind}, and pipelines that mmspec draws with are GlmImagePipeline")
     options = {} if dtype == "auto" else {"torch_dtype": getattr(torch, dtype)}
     pipeline: Any = diffusers.GlmImagePipeline.from_pretrained(where, **options).to(device)
+    for part in (pipeline.vision_language_encoder, pipeline.text_encoder, pipeline.transformer, pipeline.vae):
+        own_memory(part)
     pipeline.set_progress_bar_config(disable=True)
     return GlmImage(pipeline.vision_language_encoder.eval(), pipeline.processor, DiffusionStage(pipeline))
 

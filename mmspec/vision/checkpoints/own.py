@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 from PIL import Image
-from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.utils.files import write_json
+from mmspec.utils.weights import load_file
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
 from mmspec.vision.families.llamagen import WORDS, LlamaGenPictures, T5Captions
 

@@ -13,9 +13,10 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.utils.weights import load_file
 from mmspec.vision.families.base import as_pictures
 
 GROUPS, EPS = 32, 1e-6

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from mmspec.core.chains.linear import LinearDraft
+from mmspec.utils.weights import load_file
 from mmspec.vision.continuous.ar import ContinuousAR, scheduler
 
 FILE = "chain.safetensors"
