@@ -10,7 +10,8 @@ import typer
 from mmspec.cli import app
 from mmspec.commands.options.running import outputs_of
 from mmspec.utils.files import whole
-from mmspec.utils.places import RecipeParser, declare, forget, reads
+from mmspec.utils.places import declare, forget, reads
+from mmspec.utils.recipe_options import RecipeParser
 from tests.test_recipes import RECIPES, ROOT
 
 COMMANDS = typer.main.get_command(app).commands  # pyright: ignore[reportAttributeAccessIssue]
