@@ -37,7 +37,7 @@ from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 
 def openings(args: argparse.Namespace, pair) -> list[list[int]]:
@@ -132,6 +132,7 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
         levels = example.acceptance(data.window(range(held), device))
         command = recipe_command("text/train_drafter.py", vars(args), ("kind",), leave_out=("work", "out"), processes=here.num_processes)
         (out / "card.md").write_text(drafter_card(args, command, aim, net, held, levels), encoding="utf-8")
+        tell_command("mmspec", "text", "Once upon a time", "--model", args.model, "--drafter", out)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import mmspec
 from mmspec.minis.corpus import documents, openings, split
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 WINDOW = 320
 QWEN3_NEXT: dict[str, Any] = {
@@ -128,6 +128,7 @@ def main() -> None:
     )
     save(args.out, model, tokenizer, [text[:200].rsplit(" ", 1)[0] for text in train if len(text) > 200][:1280], card)
     print(card)
+    tell_command("mmspec", "text", "Once upon a time", "--model", args.out)
 
 
 if __name__ == "__main__":
