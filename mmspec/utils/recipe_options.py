@@ -65,6 +65,11 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
+def length_of(text: str) -> int | str:
+    """A draft length as it was typed: a number, or a word that is judged where drafters are made."""
+    return int(text) if text.lstrip("+-").isdecimal() else text
+
+
 def run_recipe(main: Callable[[], None]) -> None:
     """Run `main`; what it refuses is one line on standard error and exit 2, a training that breaks down is one line and exit 1."""
     try:

@@ -21,8 +21,6 @@ OMNI = {"vision_start_token_id": 31, "vision_end_token_id": 32, "audio_start_tok
 STRIPS = {**TOWER, "image_size": 16}
 MARKED = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
 MARKS = {name: 35 + number for number, name in enumerate(MARKED)}
-    name: 35 + number for number, name in enumerate(("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id"))
-}
 
 CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2_vision": {"text_config": {"model_type": "cohere2"}, "vision_config": SIGLIP | {"image_size": 16}, "downsample_factor": 2},
