@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="users a step")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--held", type=int, default=500, help="users held out to count calls on")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps for the mini on a few users")
     args, here = parser.parse_args(), join_processes()
     args.work = args.work or Path(f"build/recsys-drafter-{args.data}")
@@ -127,6 +127,8 @@ def main() -> None:
     if args.smoke:
         args.target = HOME / "recsys"
         args.out, args.users, args.k, args.steps, args.rows, args.held = args.work / "mini", 8, 4, 2, 4, 8
+    if not (args.target / "target" / "config.json").is_file():
+        parser.error(f"--target is {args.target}, no folder with target/: give what recsys/train_target.py wrote")
     args.out, target = args.out or args.target, AutoModelForCausalLM.from_pretrained(args.target / "target", dtype=torch.float32)
     target = target.to(here.device).eval().requires_grad_(False)
     data = read(args)

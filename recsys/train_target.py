@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--model", type=dict, default={}, help='entries of the config in JSON, such as {"hidden_size": 64}')
     parser.add_argument("--deepen", nargs=2, metavar=("FOLDER", "N"), help="begin with this model and add layers until there are N")
     parser.add_argument("--users", type=int, help="test on no more users than this")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--lr", type=float, help="peak learning rate; default 0.002 for shop, 0.0015 for amazon-beauty")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
     args = parser.parse_args()

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, save_drafter
 from mmspec.drafters.checkpoints.nets import NETS, new_net
 from mmspec.minis import HOME
 from mmspec.minis import speech_data as spoken
@@ -97,12 +97,15 @@ def main() -> None:
     torch.manual_seed(0)
     if not (args.mini / "target" / "config.json").is_file():
         raise ValueError(f"--mini is {args.mini}, no folder with target/, codec/ and a tokenizer: give what speech/train_target.py wrote")
+    out = args.out or args.work / args.kind
+    if args.kind != "model":
+        check_drafter_folder(out)
     said = speaker(args.mini)
     target = said.model.requires_grad_(args.joint)
     with here.main_process_first():
         split = hold_out([text for text, _ in spoken.requests(args.count, 0)], max(args.rows, args.count // 16), "texts")
         ids, own = (part[split.order] for part in own_words(said, args.count, args.window, args.work / "own", seconds))
-    held, out = len(split.held), args.out or args.work / args.kind
+    held = len(split.held)
 
     def drawn(turn: int, size: int) -> Tensor:
         step, part = divmod(turn, here.num_processes)
@@ -130,10 +133,6 @@ def main() -> None:
         joint = Joint(net, target, Aim(depth=aim.depth, distributions={"ce": 1.0}, summed=True), own_only=True)
         warm = args.steps // 10 * here.num_processes
         fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
-        if here.is_main_process:
-            save_llama(target, out / "target")
-            shutil.copytree(args.mini / "codec", out / "codec", dirs_exist_ok=True)
-            letter_tokenizer().save_pretrained(out)
     states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
     data = record(target, ids, own, net.reads, states)
     example = DistillationLoss(net, target, aim)
@@ -143,6 +142,10 @@ def main() -> None:
     if here.is_main_process:
         print(f"held-out acceptance {acceptance_text(example.acceptance(data.window(range(held))))}")
         save_drafter(net, out, torch.float16)
+        if args.joint:  # beside the drafter, a folder of the target that it is for
+            save_llama(target, out / "target")
+            shutil.copytree(args.mini / "codec", out / "codec", dirs_exist_ok=True)
+            letter_tokenizer().save_pretrained(out)
         tell_command("mmspec", "speech", "three five seven", "--model", out if args.joint else args.mini, "--drafter", out)
 
 

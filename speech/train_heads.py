@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.commands.transcribe import sounds_in
-from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
 from mmspec.loading.hearing import load_transcriber
 from mmspec.run.request import Request
@@ -81,7 +81,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rows", type=int, default=16, help="recordings a step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="no")
     parser.add_argument("--smoke", action="store_true", help="a tiny random Whisper that hears noise, two steps")
     args = parser.parse_args()
     if not args.smoke and args.recordings is None:
@@ -105,6 +105,7 @@ def made_up() -> tuple[Any, Any, list[Tensor]]:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_drafter_folder(args.out or args.work / args.kind)
     torch.manual_seed(0)
     if args.smoke:
         model, processor, sounds = made_up()

@@ -45,7 +45,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3, help="of the heads; the target has a quarter of it")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps on noise")
     return parser.parse_args()
 

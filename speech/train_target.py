@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2400)
     parser.add_argument("--rows", type=int, default=48)
     parser.add_argument("--dropout", type=float, most=1, default=0.1, help="of attention")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on noise")
     args = parser.parse_args()
     refuse_several_processes()

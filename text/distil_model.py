@@ -66,7 +66,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=16, help="windows a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint-every", type=int, default=100)
-    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="no")
     parser.add_argument("--force-memory", action="store_true", help="begin even if the memory may not suffice")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, default=Path("build/distil"), help="text and checkpoints")

@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="steps of --rows windows")
     parser.add_argument("--rows", type=int, default=16, help="windows a step")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on a few made-up lines")
     args = parser.parse_args()
     refuse_several_processes()

@@ -99,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
     parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows")
     parser.add_argument("--drafter-steps", type=int, default=2000, help="drafter steps of 16 windows")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of tiny models on a few made-up lines")
     args = parser.parse_args()
     refuse_several_processes()

@@ -69,7 +69,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=96, help="of the language model, in heads of 32")
     parser.add_argument("--held", type=int, default=256, help="held-out captions, questions and pairs to answer, of each")
     parser.add_argument("--checkpoint-every", type=int, default=200)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model")
     args = parser.parse_args()
     refuse_several_processes()

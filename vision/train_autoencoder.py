@@ -67,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="pictures a step")
     parser.add_argument("--nats", type=float, default=0.0015, help="the loss of a nat a number")
     parser.add_argument("--noise", type=float, default=0.25, help="deviations of a latent added for the decoder to bear, at most")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model on random pictures")
     args = parser.parse_args()
     refuse_several_processes()

@@ -49,7 +49,7 @@ def main() -> None:
     parser = RecipeParser(__doc__)
     add_picture_options(parser, "classifier")
     parser.add_argument("--steps", type=int, help="steps of 128 pictures; default 5000, and 1500 for your own")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()

@@ -85,7 +85,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=48, help="pictures a step")
     parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
     resolve_latent_options(parser, args)

@@ -80,7 +80,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=16, help="pictures a step")
     parser.add_argument("--depth", type=int, default=3, help="levels unrolled in training")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures, of a tiny random target where none is given")
     args = parser.parse_args()
     resolve_model_options(parser, args)

@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--begin", type=Path, help="a folder that this recipe wrote, to train further")
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()

@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default 4000, and 2500 for your own")
     parser.add_argument("--finish", type=int, least=0, default=0, help="steps of the decoder alone behind them, the codes fixed")
     parser.add_argument("--warmup", type=int, default=400, help="steps before the codebook's start, nothing quantised")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
