@@ -36,7 +36,9 @@ from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.train import Fit, fit
 from mmspec.train.beams import BeamExample, HeadExample, beam_rows, best_items, draft_coverage
 from mmspec.train.parallel import join_processes, own_share
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.train.recommender.split import last_items, of_other_users
+from mmspec.train.states.identity import keyed
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 SETTINGS = ((5, 20), (10, 40), (20, 80))  # k and width; the one in the middle is the goal's
 SIZES = {"hidden_size": 144, "intermediate_size": 368, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
@@ -51,11 +53,11 @@ def read(args: argparse.Namespace) -> Data:
 
 def searched(args: argparse.Namespace, target: nn.Module, data: Data) -> list[tuple[list, list]]:
     """Beginnings of histories, and the target's best items behind each; made once and kept, in the order of their lengths."""
-    path = args.work / "searched.json"
+    pick, begun = random.Random(0), time.perf_counter()
+    histories = [list(items[: pick.randint(1, len(items))]) for items in data.users(0, args.users)]
+    histories.sort(key=len)
+    path = keyed(args.work / "searched.json", target, histories, args.k)
     if not path.exists():
-        pick, begun = random.Random(0), time.perf_counter()
-        histories = [list(items[: pick.randint(1, len(items))]) for items in data.users(0, args.users)]
-        histories.sort(key=len)
         path.write_text(json.dumps([histories, best_items(target, data.catalogue, histories, args.k)]), encoding="utf-8")
         print(f"{args.users} users searched in {time.perf_counter() - begun:.0f} s", flush=True)
     return list(zip(*json.loads(path.read_text(encoding="utf-8")), strict=True))
@@ -88,14 +90,14 @@ def trained(args: argparse.Namespace, target: nn.Module, data: Data) -> tuple[nn
     """The drafter as it ships, in half precision on disk, and how it learnt."""
     torch.manual_seed(0)
     drafter, example, loss = (model_example if args.kind == "model" else head_example)(args, target, data)
-    held = [items[:-1] for items in data.held[: min(200, args.held)]]
+    held = [items[:-1] for items in data.held]
 
     def validate(module: nn.Module, step: int) -> None:
         found = draft_coverage(target, drafter.eval(), data.catalogue, held, *SETTINGS[1])
         print(f"step {step}: {found['calls']:.3f} calls a user, levels {found['levels']}", flush=True)
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision)
-    fit(example.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    fit(example.to(target.device), loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate, held=last_items(data))
     losses = f", on the {args.k} best items of {args.users} users; loss {loss_text(args.loss)}, inside histories {loss_text(args.past)}"
     data_and_loss = "; KL to the target over all items of their histories" if args.kind == "head" else losses
     return drafter.half().float().eval(), f"{args.steps} steps of {args.rows} users, peak rate {args.lr:g}{data_and_loss}"
@@ -117,7 +119,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="users a step")
     parser.add_argument("--lr", type=float, default=4e-3)
     parser.add_argument("--held", type=int, default=500, help="users held out to count calls on")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps for the mini on a few users")
     args, here = parser.parse_args(), join_processes()
     args.work = args.work or Path(f"build/recsys-drafter-{args.data}")
@@ -125,9 +127,12 @@ def main() -> None:
     if args.smoke:
         args.target = HOME / "recsys"
         args.out, args.users, args.k, args.steps, args.rows, args.held = args.work / "mini", 8, 4, 2, 4, 8
+    if not (args.target / "target" / "config.json").is_file():
+        parser.error(f"--target is {args.target}, no folder with target/: give what recsys/train_target.py wrote")
     args.out, target = args.out or args.target, AutoModelForCausalLM.from_pretrained(args.target / "target", dtype=torch.float32)
     target = target.to(here.device).eval().requires_grad_(False)
     data = read(args)
+    data = data if args.kind == "retriever" else of_other_users(data, min(200, args.held), args.held)
     begun = time.perf_counter()
     if args.kind != "retriever":
         drafter, learnt = trained(args, target, data)
@@ -144,6 +149,9 @@ def main() -> None:
     facts = {f"k {k}, width {width}": draft_coverage(target, drafter, data.catalogue, test, k, width) for k, width in SETTINGS}
     print("\n".join(f"{name}: {row['calls']:.3f} calls a user, levels {row['levels']}" for name, row in facts.items()))
     write_facts(args.out, args.kind, {"parameters": size, "learnt": learnt, "users": len(test), "minutes": minutes, "calls": facts})
+    place = {"model": "drafter", "head": "drafters/head", "retriever": "drafters/retriever.safetensors"}[args.kind]
+    shown = ",".join(map(str, data.test[0][:3]))
+    tell_command("mmspec", "recommend", "--history", shown, "--model", args.target, "--drafter", args.out / place)
 
 
 if __name__ == "__main__":

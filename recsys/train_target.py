@@ -31,8 +31,9 @@ from mmspec.recsys.semantic_ids import make
 from mmspec.train import Fit, fit
 from mmspec.train.deeper import deepened_model
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.recommender.split import last_items
 from mmspec.utils.files import write_json
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 OFFSET = 2  # tokens 0 (padding) and 1 (start) are no codes
 WRITTEN = {"offset": OFFSET, "before": (1,), "most": 20}
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--model", type=dict, default={}, help='entries of the config in JSON, such as {"hidden_size": 64}')
     parser.add_argument("--deepen", nargs=2, metavar=("FOLDER", "N"), help="begin with this model and add layers until there are N")
     parser.add_argument("--users", type=int, help="test on no more users than this")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--lr", type=float, help="peak learning rate; default 0.002 for shop, 0.0015 for amazon-beauty")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on the simulated shop")
     args = parser.parse_args()
@@ -130,7 +131,7 @@ def main() -> None:
 
     begun, rates = time.perf_counter(), chosen["plan"] | ({} if args.lr is None else {"lr": args.lr})
     plan = Fit(steps=args.steps, warmup=100, checkpoint_every=max(1, args.steps // 10), mixed_precision=args.precision, **rates)
-    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out)
+    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out, held=last_items(data))
     minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
     model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
     model.load_state_dict(kept["model"])
@@ -144,6 +145,7 @@ def main() -> None:
     write_json(args.work / "facts.json", facts)
     if args.data == "shop":
         write_facts(args.out, "target", facts)
+    tell_command("mmspec", "recommend", "--history", ",".join(map(str, data.test[0][:3])), "--model", args.out)
 
 
 if __name__ == "__main__":

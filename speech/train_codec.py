@@ -19,8 +19,9 @@ from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.sound.audio import QUIET, logs
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.states.identity import keyed
 from mmspec.utils.kmeans import kmeans
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 
 
 def made_up() -> spoken.Spoken:
@@ -61,7 +62,7 @@ def main() -> None:
     waves = [wave for _, _, wave in (made_up() if args.smoke else spoken.corpus(args.work / "sounds.pt", args.count, 0))]
 
     codec = PatchCodec(config)
-    centres = args.work / "centres.pt"
+    centres = keyed(args.work / "centres.pt", args.count, config.codes)
     if args.smoke or not centres.exists():
         points = torch.cat([codec.patches(wave) for wave in waves])
         points = points[torch.randperm(len(points))[:120_000]]
@@ -86,6 +87,7 @@ def main() -> None:
     facts = {"codes": config.codes, "steps": args.steps, "nats a bin and a band, at the end": sum(losses[-50:]) / max(1, len(losses[-50:]))}
     (args.work / "codec.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
+    tell_loader(PatchCodec.load, args.out)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ it is drawn with, its hidden states there are recorded once, and the drafter lea
 """
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -18,18 +19,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, save_drafter
 from mmspec.drafters.checkpoints.nets import NETS, new_net
 from mmspec.minis import HOME
 from mmspec.minis import speech_data as spoken
+from mmspec.minis.char_tokenizer import letter_tokenizer
 from mmspec.minis.speech_model import speaker
 from mmspec.minis.weights import save_llama
 from mmspec.speech import synthesize
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, Joint, acceptance_text
+from mmspec.train.held_out import hold_out
 from mmspec.train.parallel import join_processes
 from mmspec.train.record import record
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.train.states.identity import keyed
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 
 def own_words(target, count: int, width: int, kept: Path, seconds: float | None = None) -> tuple[Tensor, Tensor]:
@@ -37,7 +41,7 @@ def own_words(target, count: int, width: int, kept: Path, seconds: float | None 
     pieces, asked, rows = [], spoken.requests(count, 0), 64
     kept.mkdir(parents=True, exist_ok=True)
     for first in range(0, count, rows):
-        path = kept / f"own-{first}.pt"
+        path = keyed(kept / f"own-{first}.pt", target.model, asked[first : first + rows], width, seconds)
         if not path.exists():
             texts, voices = zip(*asked[first : first + rows], strict=True)
             out = synthesize(target, texts, voice=voices, seed=10_000 + first, max_seconds=seconds)
@@ -91,11 +95,17 @@ def main() -> None:
     if args.rows < here.num_processes:
         parser.error(f"--rows is {args.rows} for {here.num_processes} processes: give every process an utterance")
     torch.manual_seed(0)
+    if not (args.mini / "target" / "config.json").is_file():
+        raise ValueError(f"--mini is {args.mini}, no folder with target/, codec/ and a tokenizer: give what speech/train_target.py wrote")
+    out = args.out or args.work / args.kind
+    if args.kind != "model":
+        check_drafter_folder(out)
     said = speaker(args.mini)
     target = said.model.requires_grad_(args.joint)
     with here.main_process_first():
-        ids, own = own_words(said, args.count, args.window, args.work / "own", seconds)
-    held, out = max(args.rows, args.count // 16), args.out or args.work / args.kind
+        split = hold_out([text for text, _ in spoken.requests(args.count, 0)], max(args.rows, args.count // 16), "texts")
+        ids, own = (part[split.order] for part in own_words(said, args.count, args.window, args.work / "own", seconds))
+    held = len(split.held)
 
     def drawn(turn: int, size: int) -> Tensor:
         step, part = divmod(turn, here.num_processes)
@@ -115,6 +125,7 @@ def main() -> None:
         if here.is_main_process:
             print(json.dumps({"nats apart, held out": distributions_apart(drafter, target, ids[:held], own[:held]).item()}))
             save_llama(drafter, out)
+            tell_command("mmspec", "speech", "three five seven", "--model", args.mini, "--drafter", out)
         return
     net = new_net(args.kind, target, args.options)
     aim = Aim(depth=getattr(net, "most", None) or 4)
@@ -122,8 +133,6 @@ def main() -> None:
         joint = Joint(net, target, Aim(depth=aim.depth, distributions={"ce": 1.0}, summed=True), own_only=True)
         warm = args.steps // 10 * here.num_processes
         fit(joint, lambda m, turn: m(*(x[drawn(turn, len(ids))] for x in (ids, own)), frozen=turn < warm), plan, path, title="joint")
-        if here.is_main_process:
-            save_llama(target, out / "target")
     states = args.work / f"states-{'-'.join(map(str, net.reads))}{'-joint' if args.joint else ''}"
     data = record(target, ids, own, net.reads, states)
     example = DistillationLoss(net, target, aim)
@@ -133,6 +142,11 @@ def main() -> None:
     if here.is_main_process:
         print(f"held-out acceptance {acceptance_text(example.acceptance(data.window(range(held))))}")
         save_drafter(net, out, torch.float16)
+        if args.joint:  # beside the drafter, a folder of the target that it is for
+            save_llama(target, out / "target")
+            shutil.copytree(args.mini / "codec", out / "codec", dirs_exist_ok=True)
+            letter_tokenizer().save_pretrained(out)
+        tell_command("mmspec", "speech", "three five seven", "--model", out if args.joint else args.mini, "--drafter", out)
 
 
 if __name__ == "__main__":

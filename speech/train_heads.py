@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.commands.transcribe import sounds_in
-from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
 from mmspec.loading.hearing import load_transcriber
 from mmspec.run.request import Request
@@ -29,10 +29,11 @@ from mmspec.speech.recognition.whisper import features_of
 from mmspec.speech.sound.audio import read_sound
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, DistillationLoss, acceptance_text
+from mmspec.train.held_out import array_keys, file_keys, hold_out
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.record import record_written
 from mmspec.train.states.disk import STATE_DTYPES
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command, tell_loader
 
 KINDS = ("latent", "independent", "medusa", "hydra", "recurrent", "amphista")
 
@@ -80,7 +81,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--rows", type=int, default=16, help="recordings a step")
     parser.add_argument("--lr", type=float, default=1e-3)
-    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="no")
     parser.add_argument("--smoke", action="store_true", help="a tiny random Whisper that hears noise, two steps")
     args = parser.parse_args()
     if not args.smoke and args.recordings is None:
@@ -104,6 +105,7 @@ def made_up() -> tuple[Any, Any, list[Tensor]]:
 
 
 def run(args: argparse.Namespace) -> None:
+    check_drafter_folder(args.out or args.work / args.kind)
     torch.manual_seed(0)
     if args.smoke:
         model, processor, sounds = made_up()
@@ -114,9 +116,11 @@ def run(args: argparse.Namespace) -> None:
         if model.config.model_type != "whisper":
             raise ValueError(f"{args.model} is a {model.config.model_type}: heads are trained here for Whisper only")
     model = model.requires_grad_(False)
+    keys = array_keys(sounds) if args.smoke else file_keys(sounds)
+    split = hold_out(keys, max(args.rows, len(sounds) // 16), "recordings")
+    sounds, held = [sounds[number] for number in split.order], len(split.held)
     write = Transcribing(model, processor, sounds, args.chunk, args.width)
     data = record_written(model, write, len(sounds), (-1,), args.work / "states", args.width, args.chunk, args.states)
-    held = max(args.rows, len(sounds) // 16)
     every = data.window(range(held, len(data)))
     written = every.ids[every.own]
     drafted = min(args.values, len(written.unique())) if args.kind in KINDS[:2] and args.values else None
@@ -128,9 +132,14 @@ def run(args: argparse.Namespace) -> None:
     def validate(module: Any, step: int) -> None:
         print(f"step {step}: held-out acceptance {acceptance_text(module.acceptance(data.window(range(held)).trimmed()))}", flush=True)
 
-    fit(example, lambda m, turn: m(draw(turn).trimmed()), plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    told = {"title": args.kind, "validate": validate, "held": split}
+    fit(example, lambda m, turn: m(draw(turn).trimmed()), plan, args.work / f"{args.kind}.pt", **told)
     save_drafter(example.net, out)
     print(f"{out}: {sum(each.numel() for each in example.net.parameters()):,} parameters; {len(written):,} tokens of training text")
+    if args.smoke:  # there is no folder of the random Whisper
+        tell_loader(load_drafter, out)
+    else:
+        tell_command("mmspec", "transcribe", sounds[0], "--model", args.model, "--drafter", out)
 
 
 if __name__ == "__main__":

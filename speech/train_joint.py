@@ -13,6 +13,7 @@ espeak-ng. A stopped run goes on; delete the work folder to start again.
 
 import argparse
 import json
+import shutil
 from pathlib import Path
 
 import torch
@@ -21,13 +22,15 @@ from torch import Tensor, nn
 from mmspec.drafters.checkpoints.load import save_drafter
 from mmspec.drafters.heads.medusa import Medusa
 from mmspec.minis import HOME
+from mmspec.minis.char_tokenizer import letter_tokenizer
 from mmspec.minis.speech_lines import held_out_nats, nats, noise_lines, read_lines
 from mmspec.minis.weights import llama, save_llama
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import Aim, Joint
+from mmspec.train.held_out import apart
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 
 def parsed() -> argparse.Namespace:
@@ -42,7 +45,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--rows", type=int, default=16)
     parser.add_argument("--lr", type=float, default=2e-3, help="of the heads; the target has a quarter of it")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps on noise")
     return parser.parse_args()
 
@@ -54,12 +57,13 @@ def main() -> None:
     out = args.out or Path("build/joint") / args.way
     out.mkdir(parents=True, exist_ok=True)
     if args.smoke:
-        args.rows, args.steps, examples = 2, 2, noise_lines()
-        held = examples
+        args.rows, args.steps, examples, held = 2, 2, noise_lines(), noise_lines("three")
     else:
         args.work.mkdir(parents=True, exist_ok=True)
         codec = PatchCodec.load(HOME / "speech" / "codec")
         examples, held = (read_lines(args.work, codec, *each) for each in ((args.count, "train"), (200, "test")))
+    split = apart(examples.keys(), held.keys(), "lines")
+    held = held.part(split.held)
     target = llama(args.target).requires_grad_(args.way != "frozen")
     net = Medusa(target.config.hidden_size, args.heads)
     aim = Aim(depth=args.heads, distributions={"ce": 1.0}, summed=True)
@@ -79,11 +83,15 @@ def main() -> None:
     told(target.eval(), 0)
     rates = {"": 0.25} if args.way == "target" else {"target.": 0.25}
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=max(1, args.steps // 4), mixed_precision=args.precision, rates=rates)
-    fit(model, loss, plan, out / f"{args.way}.pt", title=args.way, validate=told)
+    fit(model, loss, plan, out / f"{args.way}.pt", title=args.way, validate=told, held=split)
     if args.way != "frozen":
         save_llama(target, out / "target")
+        shutil.copytree(HOME / "speech" / "codec", out / "codec", dirs_exist_ok=True)
+        letter_tokenizer().save_pretrained(out)
     if args.way != "target":
         save_drafter(net, out / "heads", torch.float16)
+    drafter = [] if args.way == "target" else ["--drafter", out / "heads"]
+    tell_command("mmspec", "speech", "three five seven", "--model", args.target.parent if args.way == "frozen" else out, *drafter)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from mmspec.minis import speech_data as spoken
 from mmspec.speech.codecs.small import PatchCodec
 from mmspec.speech.sound.recogniser import Recogniser, RecogniserConfig, word_errors
 from mmspec.train import Fit, fit
+from mmspec.train.held_out import apart, array_keys
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 
 Heard = list[tuple[Tensor, str]]
 
@@ -61,10 +62,12 @@ def main() -> None:
     words = spoken.all_words()
     if args.smoke:
         sounds = [("one two", "theo", 0.1 * torch.randn(8000)) for _ in range(4)]
-        held, codec, args.steps, sizes = sounds, None, 2, {"width": 8, "layers": 1}
+        held, codec, args.steps, sizes = [("three", "theo", 0.1 * torch.randn(8000)) for _ in range(4)], None, 2, {"width": 8, "layers": 1}
     else:
         sounds = spoken.corpus(args.work / "recogniser.pt.sounds", args.count, 3)
         held, codec, sizes = spoken.corpus(args.work / "held-spoken.pt", 200, 2, "test"), PatchCodec.load(args.out / "codec"), {}
+    split = apart(*(array_keys(wave for _, _, wave in part) for part in (sounds, held)), "recordings")
+    held = [held[number] for number in split.held]
     model = Recogniser(RecogniserConfig(words, **sizes))
     found, true = examples(model, sounds, codec), nn.CTCLoss(blank=len(words), zero_infinity=True)
 
@@ -85,6 +88,7 @@ def main() -> None:
     model.save(args.out / "recogniser")
     (args.work / "recogniser.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
+    tell_loader(Recogniser.load, args.out / "recogniser")
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ draws with seed + i, so the output does not depend on shards, batches or process
 """
 
 import argparse
+from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,20 +23,20 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
 
 
 def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
     kind, path = named_drafter(args.drafter or ("model" if args.model == "mini" else "lookup"))
-    length = int(args.draft_length) if args.draft_length.isdigit() else args.draft_length
     config = Config(
         target=TargetSection(path="vlm" if args.model == "mini" else args.model, dtype=args.dtype, device=args.device),
-        drafter=DrafterSection(kind=kind, path=path, length=length),
+        drafter=DrafterSection(kind=kind, path=path, length=length_of(args.draft_length)),
         accept=AcceptSection(kind=args.accept),
-        run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
+        run=RunSection(**{field.name: getattr(args, field.name) for field in fields(RunSection)}),
     )
     captions = tuple(args.caption or ())
     told = {
+        "chat": args.chat,
         "prompt": args.prompt,
         "view": args.view,
         "captions": captions,
@@ -58,12 +59,16 @@ def main() -> None:
     parser.add_argument("--view", help="what the drafter reads: drop, newline, caption, own, pooled, pruned, or several joined by +")
     parser.add_argument("--caption", action="append", help="what the caption view reads in place of a picture")
     parser.add_argument("--accept", default="exact")
+    parser.add_argument("--chat", action=argparse.BooleanOptionalAction, help="by the model's chat template; where it has one, by default")
     parser.add_argument("--draft-length", default="auto")
     parser.add_argument("--batch-size", type=int, default=8, help="pictures that are asked about at a time")
     parser.add_argument("--batching", choices=BATCHING, help="questions join as others end (default without a drafter), or wait")
     parser.add_argument("--shard-size", type=int, default=64, help="pictures a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, least=0, help="draw from the K most likely tokens only")
+    parser.add_argument("--top-p", type=float, most=1, help="draw from the smallest set of tokens with this total probability")
+    parser.add_argument("--repetition-penalty", type=float, help="divide the logits of tokens that occurred; 1 for none")
     parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")

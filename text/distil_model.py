@@ -34,7 +34,7 @@ from mmspec.train.small_model.masks import mask_columns
 from mmspec.train.small_model.text import TEXTS, TextSource, TrainingText, counted_ids, estimated_memory, opening_ids
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 PLACES = ("work", "out", "device", "smoke", "checkpoint_every", "force_memory")  # what the weights do not depend on
 
@@ -66,7 +66,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=16, help="windows a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint-every", type=int, default=100)
-    parser.add_argument("--precision", default="no", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="no")
     parser.add_argument("--force-memory", action="store_true", help="begin even if the memory may not suffice")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--work", type=Path, default=Path("build/distil"), help="text and checkpoints")
@@ -140,7 +140,8 @@ def run(args: argparse.Namespace) -> None:
     if here.is_main_process:
         command = recipe_command("text/distil_model.py", vars(args), leave_out=("work", "out"), processes=here.num_processes)
         save_small_model(model, pair.tokenizer, out, settings | {"command": command}, noted_acceptance(log), example.mask_id)
-        print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters; mmspec text PROMPT --drafter {out}")
+        print(f"{out}: {sum(weight.numel() for weight in model.parameters()) / 1e6:.1f} M parameters")
+        tell_command("mmspec", "text", "Once upon a time", "--model", args.model, "--drafter", out)
 
 
 if __name__ == "__main__":

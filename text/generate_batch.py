@@ -13,6 +13,7 @@ processes. docs/jobs.md tells the files and what may change when a job goes on.
 
 import argparse
 import json
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -20,9 +21,9 @@ from tempfile import TemporaryDirectory
 from mmspec.jobs import Job, JsonLines, Lines, Processes, Stopped, run
 from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair, named_drafter
-from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.provenance import provenance
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -30,11 +31,12 @@ def make_job(args: argparse.Namespace) -> Job:
     kind, path = named_drafter(args.drafter)
     config = Config(
         target=TargetSection(path=args.model, dtype=args.dtype, device=Processes.here().device(args.device)),
-        drafter=DrafterSection(kind=kind, path=path),
-        run=RunSection(max_new_tokens=args.max_new_tokens, temperature=args.temperature, seed=args.seed),
+        drafter=DrafterSection(kind=kind, path=path, length=length_of(args.draft_length)),
+        accept=AcceptSection(kind=args.accept),
+        run=RunSection(**{field.name: getattr(args, field.name) for field in fields(RunSection)}),
     )
     source = Lines(args.prompts)
-    work = Continue(load_pair(config), rows=args.batch_size, continuous=args.batching == "continuous")
+    work = Continue(replace(load_pair(config), chat=args.chat), rows=args.batch_size, continuous=args.batching == "continuous")
     model, options = text_job_identity(work.pair)
     return Job(
         source=source,
@@ -57,11 +59,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a new folder, or that of the same job, to go on with it")
     parser.add_argument("--model", default="mini", help="the shipped mini, a folder or a hub name")
     parser.add_argument("--drafter", default="model", help="a name that `mmspec models` lists, or a path")
+    parser.add_argument("--accept", default="exact", help="a rule that `mmspec models` lists")
+    parser.add_argument("--draft-length", default="auto", help="draft tokens a round: a number, auto or thompson")
+    parser.add_argument("--chat", action="store_true", help="wrap prompts in the model's chat template")
     parser.add_argument("--batch-size", type=int, default=8, help="prompts that run at a time")
     parser.add_argument("--batching", choices=("continuous", "static"), default="continuous", help="prompts join as others end, or wait")
     parser.add_argument("--shard-size", type=int, default=256, help="lines a file of results; what a killed run may lose")
     parser.add_argument("--max-new-tokens", type=int, default=128)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--top-k", type=int, least=0, help="draw from the K most likely tokens only")
+    parser.add_argument("--top-p", type=float, most=1, help="draw from the smallest set of tokens with this total probability")
+    parser.add_argument("--repetition-penalty", type=float, help="divide the logits of tokens that occurred; 1 for none")
     parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--dtype", default="float32")

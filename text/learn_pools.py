@@ -28,7 +28,7 @@ from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
 from mmspec.minis.corpus import documents, split
 from mmspec.train.held_out import apart
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 Prompts = dict[str, list[str]]
 
@@ -87,8 +87,8 @@ def kinds(learnt: int, tested: int) -> tuple[Prompts, Prompts]:
         kind = text.split(":")[0]
         opening = text.split("Answer:")[0] + "Answer:" if "Answer:" in text else text[:140].rsplit(" ", 1)[0]
         found[part][kind].append(opening)
-    kept = {kind: [prompts[n] for n in apart(prompts, found[1][kind], "prompts").train] for kind, prompts in found[0].items()}
-    return {k: v[:learnt] for k, v in kept.items()}, {k: v[:tested] for k, v in found[1].items()}
+    unseen = {kind: [prompts[n] for n in apart(found[0][kind], prompts, "prompts").held] for kind, prompts in found[1].items()}
+    return {k: v[:learnt] for k, v in found[0].items()}, {k: v[:tested] for k, v in unseen.items()}
 
 
 def table(mini: Any, learnt: Prompts, tested: Prompts, new: int) -> str:
@@ -138,6 +138,7 @@ def main() -> None:
     try:
         if args.paths:
             print(learn(args))
+            tell_command("mmspec", "text", "Once upon a time", "--model", args.tokenizer, "--drafter", args.out)
             return
         mini = mmspec.load("text")
         if args.smoke:

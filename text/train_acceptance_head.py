@@ -3,8 +3,9 @@
     python text/train_acceptance_head.py --drafter model --out build/acceptance                    # the shipped mini
     python text/train_acceptance_head.py --model ./big --drafter ./small --prompts prompts.txt --temperature 0.8 --out ./small-head
 
-The target judges chains of --draft-length draft tokens on the prompts; the head learns which it accepts. The judgements of
-a tenth of the prompts are held out. Use it as drafts end: Chain(stop=Learned(AcceptanceHead.load(folder))), from mmspec.drafters.shapes and mmspec.drafters.stops.
+The target judges chains of --draft-length draft tokens on the prompts; the head learns which it accepts. The judgements of a tenth of the
+prompts are held out. Use it as drafts end: Chain(stop=Learned(AcceptanceHead.load(folder))), from mmspec.drafters.shapes and
+mmspec.drafters.stops.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from mmspec.train.acceptance import Judgements, head_loss, separation
 from mmspec.train.held_out import HeldOut, hold_out
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import read_prompts
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 
 
 def prompts_of(args: argparse.Namespace, examples: tuple[str, ...]) -> list[str]:
@@ -97,6 +98,7 @@ def main() -> None:
     fit(head, loss, plan, args.out / "training.pt", title="acceptance head", validate=validate, held=split)
     head.save(args.out)
     print(f"{len(judged)} judgements, {sum(judged.accepted) / len(judged):.0%} accepted; the head is in {args.out}")
+    tell_loader(AcceptanceHead.load, args.out)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from accelerate import PartialState
 
-from mmspec.drafters.checkpoints.load import load_drafter, save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, load_drafter, save_drafter
 from mmspec.drafters.checkpoints.nets import NETS, begin_training, net_to_train
 from mmspec.loading.text import load_pair
 from mmspec.loading.transformers import DTYPES
@@ -37,7 +37,7 @@ from mmspec.train.states.disk import STATE_DTYPES
 from mmspec.train.states.memory import TrainingSize, training_memory
 from mmspec.utils.files import read_prompts
 from mmspec.utils.recipe_files import recipe_command
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 
 def openings(args: argparse.Namespace, pair) -> list[list[int]]:
@@ -83,7 +83,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=8, help="windows a step")
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--checkpoint-every", type=int, default=100)
-    parser.add_argument("--precision", default="bf16", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="bf16")
     parser.add_argument("--half", action="store_true", help="write the weights in half precision")
     parser.add_argument("--bytes", action="store_true", help="write matrices as bytes with a scale a row, as the shipped drafters are")
     parser.add_argument("--device", default="auto")
@@ -106,6 +106,7 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     torch.manual_seed(0)
     net = net_to_train(args.kind, target, args.options, args.vocabulary)
     aim, length, out = aim_for(net, args.depth, args.loss), args.opening + args.new, args.out or args.work / args.kind
+    check_drafter_folder(out)
     size = TrainingSize(windows=args.windows, length=length, rows=args.rows, levels=aim.depth, states=args.states)
     training_memory(net, target, size, args.work).announce(here, args.force_memory)
     plan = Writing(temperatures=args.temperature, top_p=args.top_p, opening=args.opening, new=args.new, chunk=args.chunk)
@@ -132,6 +133,7 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
         levels = example.acceptance(data.window(range(held), device))
         command = recipe_command("text/train_drafter.py", vars(args), ("kind",), leave_out=("work", "out"), processes=here.num_processes)
         (out / "card.md").write_text(drafter_card(args, command, aim, net, held, levels), encoding="utf-8")
+        tell_command("mmspec", "text", "Once upon a time", "--model", args.model, "--drafter", out)
 
 
 if __name__ == "__main__":

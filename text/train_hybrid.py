@@ -24,7 +24,7 @@ import mmspec
 from mmspec.minis.corpus import documents, openings, split
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 WINDOW = 320
 QWEN3_NEXT: dict[str, Any] = {
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1500, help="steps of --rows windows")
     parser.add_argument("--rows", type=int, default=16, help="windows a step")
     parser.add_argument("--lr", type=float, default=1.5e-3, help="peak learning rate")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on a few made-up lines")
     args = parser.parse_args()
     refuse_several_processes()
@@ -128,6 +128,7 @@ def main() -> None:
     )
     save(args.out, model, tokenizer, [text[:200].rsplit(" ", 1)[0] for text in train if len(text) > 200][:1280], card)
     print(card)
+    tell_command("mmspec", "text", "Once upon a time", "--model", args.out)
 
 
 if __name__ == "__main__":

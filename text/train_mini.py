@@ -21,7 +21,8 @@ from mmspec.minis.card import as_stored, text_card, write_text_mini
 from mmspec.minis.corpus import documents, openings, split
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.train.states.identity import keyed
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 
 END, PAD, WINDOW, VOCAB = "<|end|>", "<|pad|>", 320, 2048
 
@@ -98,7 +99,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("mmspec/minis/text"))
     parser.add_argument("--steps", type=int, default=1500, help="target steps of 16 windows")
     parser.add_argument("--drafter-steps", type=int, default=2000, help="drafter steps of 16 windows")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of tiny models on a few made-up lines")
     args = parser.parse_args()
     refuse_several_processes()
@@ -123,9 +124,9 @@ def main() -> None:
 
     plan = Fit(steps=args.steps, lr=1.5e-3, warmup=100, mixed_precision=args.precision)
     fit(target, next_token, plan, args.work / "target.pt", title="target")
-    written = own_text(target, tokenizer, train, rounds, rows, args.work / "own.pt")
+    written = own_text(target, tokenizer, train, rounds, rows, keyed(args.work / "own.pt", target, rounds, rows))
     examples = torch.cat([crops(stream, len(written), 0), written])
-    distributions = teacher(target, examples, args.work / "laws.pt")
+    distributions = teacher(target, examples, keyed(args.work / "laws.pt", target, examples))
 
     def distil(model, step):
         pick = torch.randint(len(examples), (16,), generator=torch.Generator().manual_seed(step))
@@ -145,6 +146,7 @@ def main() -> None:
     card = text_card(args.steps, args.drafter_steps, facts, len(prompts))
     write_text_mini(args.out, target, drafter, tokenizer, prompts=prompts, card=card)
     print(card)
+    tell_command("mmspec", "text", "Once upon a time", "--model", args.out, "--drafter", args.out / "drafter")
 
 
 if __name__ == "__main__":

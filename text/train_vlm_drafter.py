@@ -21,7 +21,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
-from mmspec.drafters.checkpoints.load import save_drafter
+from mmspec.drafters.checkpoints.load import check_drafter_folder, save_drafter
 from mmspec.drafters.checkpoints.nets import begin_training, net_to_train
 from mmspec.loading.picture_requests import folder_requests, scene_requests
 from mmspec.loading.text import load_pair
@@ -67,7 +67,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--projector-steps", type=int, default=200, help="vlm: of the projector alone, before the others")
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--precision", default="bf16", help="no, bf16 or fp16")
+    parser.add_argument("--precision", choices=("no", "bf16", "fp16"), default="bf16")
     parser.add_argument("--bytes", action="store_true", help="write matrices as bytes with a scale a row, as the shipped drafters are")
     parser.add_argument("--smoke", action="store_true", help="a tiny model, five steps")
     args = parser.parse_args()
@@ -130,6 +130,8 @@ def save(args: argparse.Namespace, drafter, pair, out: Path) -> None:
 
 def run(args: argparse.Namespace) -> None:
     here, mini, out = join_processes(), args.model == "mini", args.out or args.work / args.kind
+    if args.kind in NETS:
+        check_drafter_folder(out)
     torch.manual_seed(0)
     pair = load_pair(Config(target=TargetSection(path="vlm" if mini else args.model, device=str(here.device), dtype=args.dtype)))
     target, processor, pad = pair.target.requires_grad_(False), pair.processor, pair.tokenizer.pad_token_id or 0

@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 
 from mmspec.minis.latents import load_latents
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 from mmspec.vision import ContinuousAR, ContinuousARConfig, ContinuousPictures, Sampling, generate
-from mmspec.vision.checkpoints.latents import save_model
+from mmspec.vision.checkpoints.latents import load_continuous_model, save_model
 from mmspec.vision.continuous.autoencoder import make_autoencoder, save_autoencoder
 from mmspec.vision.continuous.chain_draft import fit_linear_draft, save_linear_draft
 
@@ -30,12 +30,12 @@ def untrained(home: Path) -> Path:
     return home
 
 
-def calls(model: ContinuousPictures, pictures: int, steps: int, draft_steps: int | None) -> float:
-    """Calls of the head a token."""
+def calls(model: ContinuousPictures, pictures: int, steps: int, draft_steps: int | None, first: int) -> float:
+    """Calls of the head a token, of pictures with the seeds from `first` on."""
     classes = [number % model.model.config.classes for number in range(pictures)]
     total = tokens = 0
     for number, each in enumerate(classes):  # one by one: in a batch the slowest row decides
-        stats = generate(model, [each], method="chain", seed=10**6 + number, sampling=Sampling(steps=steps), draft_steps=draft_steps).stats
+        stats = generate(model, [each], method="chain", seed=first + number, sampling=Sampling(steps=steps), draft_steps=draft_steps).stats
         total, tokens = total + stats.head_calls, tokens + stats.tokens  # pyright: ignore[reportAttributeAccessIssue]
     return total / tokens
 
@@ -57,13 +57,16 @@ def main() -> None:
         target: ContinuousPictures = load_latents(args.folder, "diffusion")["target"]
         network = target.model
         assert isinstance(network, ContinuousAR)
+        # the pictures of the fit have the seeds from --seed on; those that are counted the ones behind them
         classes = torch.arange(args.pictures) % network.config.classes
         tokens = generate(target, classes.tolist(), method="plain", seed=args.seed).sequences
         fitted = fit_linear_draft(network, classes, tokens, contexts=args.contexts, seed=args.seed)
         save_linear_draft(fitted, args.folder / "diffusion" / "target")
+        tell_loader(load_continuous_model, args.folder / "diffusion" / "target")
         for steps in args.steps:
             before, after = (
-                calls(ContinuousPictures(network, linear=each), args.counted, steps, args.draft_steps) for each in (None, fitted)
+                calls(ContinuousPictures(network, linear=each), args.counted, steps, args.draft_steps, args.seed + args.pictures)
+                for each in (None, fitted)
             )
             print(f"{steps} steps: {before:.2f} calls of the head a token with a held prediction, {after:.2f} with the linear model")
 

@@ -3,7 +3,8 @@
     python vision/measure_captions.py MODEL --pictures FOLDER --count 200        (MODEL: what vision/train_target.py wrote)
 
 Held-out captions of FOLDER (captions.jsonl with attributes) are drawn by each method, all with the same seeds, and read by MODEL's
-classifier (vision/train_classifier.py). A picture is right when every attribute is. Intervals are 95 %, by bootstrap over pictures; those
+classifier (vision/train_classifier.py); captions that a training picture has, too, are left out. A picture is right when every attribute
+is. Intervals are 95 %, by bootstrap over pictures; those
 of differences from plain decoding are paired. The caption's gain is the target's -log p of held-out pictures given another picture's
 caption, or none, less that given their own, a code and a picture. A caption of a few bits is spread over all codes of a picture, so a
 code's share of it is small. --out records these figures, the tokenizer's and the judge's; of mini vision --card writes its card from them.
@@ -19,6 +20,7 @@ import mmspec
 from mmspec.minis.images import load_images, load_judge
 from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelled_pictures
 from mmspec.minis.picture_sets.vision_card import COLUMNS, FIGURES, figures_row, vision_card
+from mmspec.train.held_out import apart
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
@@ -105,14 +107,15 @@ def main() -> None:
     model, vq = parts["target"], tokens.load_tokenizer(args.model / "tokenizer")
     data = labelled_pictures(args.pictures, size=judge.config["size"], work=args.work)
     every, given = wanted_values(judge, data), [texts[0] for texts in data.held.conditions]
-    wanted, args.count = every[: args.count], min(args.count, len(every))
+    unseen = list(apart([text for texts in data.train.conditions for text in texts], given, "captions").held)[: args.count]
+    wanted, args.count = every[unseen], len(unseen)
     facts = model_figures(model, vq, judge, data, every) | {"methods": {}}
     facts["settings"] = {"count": args.count, "guidance": args.guidance, "top_p": args.top_p, "window": args.window}
     for name, gain in facts["target"]["gain"].items():
         mean, low, high = gain["a picture"]
         print(f"caption's gain {name}: {mean:.2f} ({low:.2f} to {high:.2f}) nats a picture, {gain['a code'][0]:.4f} a code")
     methods = ["plain", *(name for name in args.methods if name != "plain" and can_draw(model, name))]
-    captions, plain = given[: args.count], torch.zeros(0)
+    captions, plain = [given[number] for number in unseen], torch.zeros(0)
     print(COLUMNS)
     for name in track(methods, "methods", disable=len(methods) < 4):
         calls, drift, drawn = 0, [], []

@@ -17,8 +17,9 @@ from PIL import Image
 
 from mmspec.minis import pictures
 from mmspec.train import Fit, fit
+from mmspec.train.held_out import apart, array_keys
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 from mmspec.vision.codes.tokenizer import as_pictures, as_tensor, rebuilding_loss
 from mmspec.vision.continuous import autoencoder as auto
 
@@ -66,7 +67,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=64, help="pictures a step")
     parser.add_argument("--nats", type=float, default=0.0015, help="the loss of a nat a number")
     parser.add_argument("--noise", type=float, default=0.25, help="deviations of a latent added for the decoder to bear, at most")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model on random pictures")
     args = parser.parse_args()
     refuse_several_processes()
@@ -80,7 +81,8 @@ def main() -> None:
     else:
         data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
         train, held = (as_tensor(pictures.fashion(data, part)[0]) for part in ("train", "test"))
-    model = auto.make_autoencoder(**sizes)
+    split = apart(array_keys(train), array_keys(held), "pictures")
+    held, model = held[list(split.held)], auto.make_autoencoder(**sizes)
 
     def loss(example, step):
         generator = torch.Generator().manual_seed(step)
@@ -95,13 +97,15 @@ def main() -> None:
         print(step, json.dumps(report(model, held[:500], args.work / "sheet.png")), flush=True)
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, weight_decay=0.01, checkpoint_every=250, mixed_precision=args.precision)
-    fit(auto.AutoencoderLoss(model, args.noise), loss, plan, args.work / "checkpoint.pt", title="autoencoder", validate=validate)
+    told = {"title": "autoencoder", "validate": validate, "held": split}
+    fit(auto.AutoencoderLoss(model, args.noise), loss, plan, args.work / "checkpoint.pt", **told)
     auto.set_scale(model, train[:20000])
     auto.save_autoencoder(model, args.out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": args.steps}
     facts |= report(auto.load_autoencoder(args.out), held[:2000], args.work / "sheet.png")
     (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
+    tell_loader(auto.load_autoencoder, args.out)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from mmspec.minis.picture_sets.options import add_picture_options, read_pictures
 from mmspec.minis.picture_sets.sets import PicturePart, code_table, random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
 
@@ -49,7 +49,7 @@ def main() -> None:
     parser = RecipeParser(__doc__)
     add_picture_options(parser, "classifier")
     parser.add_argument("--steps", type=int, help="steps of 128 pictures; default 5000, and 1500 for your own")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
@@ -92,7 +92,7 @@ def main() -> None:
         print(step, json.dumps(accuracy(judge, shown, answers)), flush=True)
 
     plan = Fit(steps=steps, lr=3e-3, warmup=100, weight_decay=0.05, checkpoint_every=500, mixed_precision=args.precision)
-    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate)
+    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate, held=data.split)
     save_classifier(model, args.out / "classifier")
     final, seen = load_classifier(args.out / "classifier"), tokens.codes_to_pixels(vq, tokens.encode_codes(vq, shown))
     facts = {"parameters": sum(p.numel() for p in final.parameters()), "labels": len(names), "steps": steps}
@@ -100,6 +100,7 @@ def main() -> None:
         facts |= {f"held-out {key}, {title}": value for key, value in accuracy(final, pixels, answers).items()}
     (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
+    tell_loader(load_classifier, args.out / "classifier")
 
 
 if __name__ == "__main__":

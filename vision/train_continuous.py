@@ -27,9 +27,10 @@ from mmspec.train import Fit, fit
 from mmspec.train.continuous.deeper import deepened
 from mmspec.train.continuous.states import distillation
 from mmspec.train.continuous.targets import ContinuousLoss, Table, drawn_table, dropped, noisy
+from mmspec.train.held_out import apart, array_keys, hold_out
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.recipe_files import recipe_command
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 from mmspec.vision.checkpoints.latents import load_continuous_model, save_model
 from mmspec.vision.continuous.ar import ContinuousAR, ContinuousARConfig, scheduler
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
@@ -84,7 +85,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=48, help="pictures a step")
     parser.add_argument("--levels", type=int, default=4, help="noise levels a token a step")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model on random tokens")
     args = parser.parse_args()
     resolve_latent_options(parser, args)
@@ -101,7 +102,7 @@ def main() -> None:
     sizes, folder = SMALL if args.draft and args.kind == "model" else SIZES[args.head], args.out / args.target
     if args.smoke:
         sizes, args.rows, args.steps, folder = {**sizes, "num_hidden_layers": 1}, 2, 2, args.work / "mini" / args.target
-        train = held = Table(torch.randn(8, 49, 8), torch.full((8, 49, 8), 0.1), torch.arange(8))
+        train, held = (Table(torch.randn(8, 49, 8), torch.full((8, 49, 8), 0.1), torch.arange(8)) for _ in range(2))
         if args.draft:
             save_model(make(args.head, sizes), folder / "target")
     else:
@@ -109,10 +110,14 @@ def main() -> None:
     model, target = begun(args, sizes, folder)
     noise_schedules = [NoiseSchedule.of(scheduler(), steps, SIGMA) for steps in CHAINS]
     own, example = train, ContinuousLoss(model, scheduler(), args.levels)
+    split = apart(array_keys(train.mean), array_keys(held.mean), "pictures")
+    judged = held = held.part(split.held)
     if target is not None:
         if args.head != "masked":
             chain = noise_schedules[1] if args.head == "diffusion" else None
-            own = drawn_table(target, args.work / "own.pt", 4 if args.smoke else args.written, chain)
+            drawn = drawn_table(target, args.work / "own.pt", 4 if args.smoke else args.written, chain)
+            split = hold_out(array_keys(drawn.mean), 64, "pictures that the target drew")
+            own, judged = drawn.part(split.train), drawn.part(split.held)
         example = distillation(model, target, noise_schedules, args.every)
 
     def loss(example, step: int) -> Tensor:
@@ -130,13 +135,13 @@ def main() -> None:
             facts["the same from nothing"] = example(torch.full_like(classes, model.config.classes), tokens, tokens, generator).item()
         else:
             few = 16 if args.kind == "state" else 64
-            some, about = (tokens, classes) if args.head == "masked" else own.some(few, torch.Generator().manual_seed(0))
+            some, about = (tokens, classes) if args.head == "masked" else judged.some(few, torch.Generator().manual_seed(0))
             facts = example.facts(about, some, None if args.head == "mixture" else noise_schedules[1], generator)
         print(step, json.dumps(facts), flush=True)
         return facts
 
     plan = Fit(steps=args.steps, lr=args.lr, warmup=100, checkpoint_every=250, mixed_precision=args.precision)
-    fit(example, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out)
+    fit(example, loss, plan, args.work / "checkpoint.pt", title=args.head, validate=held_out, held=split)
     place = folder / ("drafters/" + args.name if args.draft else "target")
     save_model(model, place)
     parameters, facts = sum(p.numel() for p in model.parameters()), held_out(example, args.steps)
@@ -145,6 +150,7 @@ def main() -> None:
         (place / "card.md").write_text(latent_drafter_card(args, command, parameters, facts), encoding="utf-8")
     known = {"parameters": parameters, "steps": args.steps, **facts}
     (args.work / "facts.json").write_text(json.dumps(known, indent=1) + "\n", encoding="utf-8")
+    tell_loader(load_continuous_model, place)
 
 
 if __name__ == "__main__":

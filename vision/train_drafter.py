@@ -27,13 +27,14 @@ from mmspec.minis.picture_sets.options import add_set_options, resolve_picture_o
 from mmspec.minis.picture_sets.sets import training_captions
 from mmspec.train import Fit, fit
 from mmspec.train.distillation import acceptance_text
+from mmspec.train.held_out import array_keys, hold_out
 from mmspec.train.parallel import join_processes, own_share
 from mmspec.train.pictures.drawn import draw_pictures
 from mmspec.train.pictures.learners import NETS, SmallImageLoss, WrittenPictures, picture_net, picture_net_loss
 from mmspec.train.small_model.images import small_llamagen
 from mmspec.utils.recipe_files import recipe_command
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
-from mmspec.vision.checkpoints.drafters import save_image_drafter
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command, tell_loader
+from mmspec.vision.checkpoints.drafters import is_image_drafter, save_image_drafter
 from mmspec.vision.codes.shared_layers import SharedLayers
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.families.llamagen import LlamaGenPictures
@@ -79,7 +80,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--rows", type=int, default=16, help="pictures a step")
     parser.add_argument("--depth", type=int, default=3, help="levels unrolled in training")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps on a few pictures, of a tiny random target where none is given")
     args = parser.parse_args()
     resolve_model_options(parser, args)
@@ -104,7 +105,12 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}
     drawn = draw_pictures(target, prompts, args.work, batch=args.batch, guidance=args.guidance, **sampling)
     torch.manual_seed(0)
-    small, alone, held = args.kind == "model", args.model is None, min(args.drawn, max(args.rows, args.drawn // 16))
+    small, alone = args.kind == "model", args.model is None
+    texts = {prompt for prompt in prompts if isinstance(prompt, str)}  # numbers and None are classes, whose pictures differ
+    by_text = len(texts) > 1 and getattr(target.model.config, "condition", None) != "class"
+    keys = prompts if by_text else array_keys(drawn.sequences.cpu())
+    split = hold_out(keys, max(args.rows, args.drawn // 16), "pictures to learn from")
+    judged = list(split.held[: max(args.rows, args.drawn // 16)])
     if small:
         net: nn.Module = small_llamagen(target.model, args.layers) if alone else SharedLayers.spread(target, args.layers).float()
         example: nn.Module = SmallImageLoss(net, target, LlamaGenPictures(net) if isinstance(net, LlamaGen) else None)
@@ -116,25 +122,31 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
     def loss(module: nn.Module, turn: int) -> torch.Tensor:
         step = turn // here.num_processes
         pick = random.Random(step)
-        rows = [pick.randrange(0 if args.smoke else held, args.drawn) for _ in range(args.rows)]
+        rows = [pick.choice(split.train) for _ in range(args.rows)]
         return module(lesson(list(own_share(rows)), not drawn.guided or step % 3 != 0))
 
     def validate(module: nn.Module, step: int) -> list:
-        levels = module.acceptance(lesson(list(range(held)), True))
+        levels = module.acceptance(lesson(judged, True))
         print(f"step {step}: held-out acceptance {acceptance_text(levels)}", flush=True)
         return levels
 
     plan = Fit(steps=args.steps, lr=args.lr, checkpoint_every=min(100, args.steps), mixed_precision=args.precision)
-    fit(example, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate)
+    fit(example, loss, plan, args.work / f"{args.kind}.pt", title=args.kind, validate=validate, held=split)
     if not here.is_main_process:
         return
     levels, folder = validate(example, args.steps), args.out / "drafters" / args.kind if alone else args.out
     save_image_drafter(net, target, folder, torch.float16 if alone else None)
     unwritten = ("work", "name", "pictures" if args.pictures is None else "set")
     command = recipe_command("vision/train_drafter.py", vars(args), leave_out=unwritten, processes=here.num_processes)
-    card = picture_drafter_card(args, command, sum(p.numel() for p in net.parameters()), held, levels)
+    card = picture_drafter_card(args, command, sum(p.numel() for p in net.parameters()), len(judged), levels)
     (folder / "card.md").write_text(card, encoding="utf-8")
     (args.work / "facts.json").write_text(json.dumps({"levels": levels}) + "\n", encoding="utf-8")
+    if args.smoke and args.set not in ("own", "model"):  # there is no folder of the random target
+        tell_loader(is_image_drafter, folder)
+    else:
+        place = args.out if alone else args.model
+        prompt = [] if prompts[0] is None else [target.labels[prompts[0]] if isinstance(prompts[0], int) else prompts[0]]
+        tell_command("mmspec", "image", *prompt, "--model", place, "--drafter", folder, "--out", args.work / "first.png")
 
 
 def main() -> None:

@@ -25,10 +25,12 @@ from mmspec.minis.picture_sets.coded import CodedPictures, begun_target, code_pi
 from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
 from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
+from mmspec.train.held_out import apart, array_keys
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.train.pictures.attributes import AttributeLoss
+from mmspec.train.states.identity import keyed
 from mmspec.utils.files import write_json
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.families.llamagen import WORDS, caption_words
 
@@ -49,7 +51,7 @@ def main() -> None:
     parser.add_argument("--begin", type=Path, help="a folder that this recipe wrote, to train further")
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
     parser.add_argument("--steps", type=int, default=2500)
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
@@ -63,9 +65,10 @@ def main() -> None:
     if args.smoke and args.pictures is None:
         args.out = args.work / "mini"  # never over the shipped one
         vq = tokens.make_tokenizer(size=16, colours=3, patch=4, channels=(8,), codes=16, dim=4).eval()
+        tokens.save_tokenizer(vq, args.out / "tokenizer")
     else:
         vq = tokens.load_tokenizer(args.out / "tokenizer")
-    table = args.work / "codes.pt"
+    table = keyed(args.work / "codes.pt", vq, args.mirror, str(args.pictures or args.set))
     if not table.exists():
         random_set = args.smoke and args.pictures is None
         size = vq.config["sample_size"] * tokens.patch(vq)
@@ -74,6 +77,8 @@ def main() -> None:
             parser.error(f"pictures {args.pictures} has no classes and no captions: give subfolders, or captions.jsonl")
         torch.save(asdict(code_pictures(data, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
+    split = apart(array_keys(found.codes[:, 0]), array_keys(found.held_codes), "pictures")
+    judged = list(split.held[:256])
     sizes = {name: value for name in SIZES if (value := getattr(args, name)) is not None}
     sizes = {"width": WIDTHS.get(args.set, 160)} | sizes
     writer = begun_target(args.begin, bool(found.labels)) if args.begin else new_target(found, len(tokens.codebook(vq)), **sizes)
@@ -109,7 +114,8 @@ def main() -> None:
 
     @torch.no_grad()
     def held_out(_: nn.Module, step: int) -> dict[str, float]:
-        codes, given = found.held_codes[:256].long(), [each if found.labels else each[0] for each in found.held_conditions[:256]]
+        codes, given = found.held_codes[judged].long(), [found.held_conditions[number] for number in judged]
+        given = given if found.labels else [texts[0] for texts in given]
         other = given[1:] + given[:1]
         nats = {"told": given, "told another picture's": other, "told nothing": given}
         facts = {
@@ -120,7 +126,7 @@ def main() -> None:
         return facts
 
     plan = Fit(steps=args.steps, lr=2e-3, warmup=100, checkpoint_every=300, mixed_precision=args.precision)
-    fit(told if reads else writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out)
+    fit(told if reads else writer, loss, plan, args.work / "checkpoint.pt", title=args.name, validate=held_out, held=split)
     facts = {"parameters": sum(p.numel() for p in writer.parameters()), "steps": args.steps, **held_out(writer, args.steps)}
     for part, model in (("target", writer.target), ("captions", writer.encoder)):
         if model is not None:
@@ -129,8 +135,11 @@ def main() -> None:
         writer.tokenizer.save_pretrained(args.out / "captions")
         texts = [text for some in found.conditions for text in some]
         write_json(args.out / "captions" / WORDS, sorted({word for text in texts for word in caption_words(text)}))
-        write_json(args.out / "examples.json", [texts[0] for texts in found.held_conditions[:EXAMPLES]])
+        held = [each[0] for each in found.held_conditions]
+        write_json(args.out / "examples.json", [held[number] for number in apart(texts, held, "captions").held[:EXAMPLES]])
     write_json(args.work / "facts.json", facts)
+    shown = found.labels[0] if found.labels else found.conditions[0][0]
+    tell_command("mmspec", "image", shown, "--model", args.out, "--out", args.work / "first.png")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ from mmspec.minis.picture_sets.options import add_picture_options, read_pictures
 from mmspec.minis.picture_sets.sets import random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
-from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.merged_codes import merge_codes
 
@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="default 4000, and 2500 for your own")
     parser.add_argument("--finish", type=int, least=0, default=0, help="steps of the decoder alone behind them, the codes fixed")
     parser.add_argument("--warmup", type=int, default=400, help="steps before the codebook's start, nothing quantised")
-    parser.add_argument("--precision", default="bf16", help="bf16 or no")
+    parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
     parser.add_argument("--smoke", action="store_true", help="a few steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
@@ -110,9 +110,9 @@ def main() -> None:
     rates = {"model.quantize": 3.0}  # the codes follow the encoder, which moves under them
     options = {"weight_decay": 0.01, "checkpoint_every": 500, "mixed_precision": args.precision}
     plan = Fit(steps=steps, lr=2e-3, warmup=100, rates=rates, **options)
-    fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate)
+    fit(tokens.TokenizerLoss(model), loss, plan, args.work / "checkpoint.pt", title=args.name, validate=validate, held=data.split)
     if own:
-        model = merge_codes(model, held[:512], 0.1 if args.merge is None else args.merge)
+        model = merge_codes(model, train.floats(slice(0, 512)), 0.1 if args.merge is None else args.merge)
         print(f"{len(tokens.codebook(model))} of {sizes['codes']} codes are left, the others look like one of them", flush=True)
     for part in (model.encoder, model.quant_conv, model.quantize):  # from here on the codes stand: only the decoder still learns
         part.requires_grad_(False)
@@ -123,12 +123,14 @@ def main() -> None:
 
     if finishing:
         plan = Fit(steps=finishing, lr=1e-3, warmup=50, **options)
-        fit(tokens.TokenizerLoss(model), finish, plan, args.work / "finish.pt", title=f"{args.name}, decoder", validate=validate)
+        told = {"title": f"{args.name}, decoder", "validate": validate, "held": data.split}
+        fit(tokens.TokenizerLoss(model), finish, plan, args.work / "finish.pt", **told)
     tokens.save_tokenizer(model, out)
     facts = {"parameters": sum(p.numel() for p in model.parameters()), "steps": steps}
     facts |= report(tokens.load_tokenizer(out), held, args.work / "sheet.png")
     (args.work / "facts.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     print(json.dumps(facts))
+    tell_loader(tokens.load_tokenizer, out)
 
 
 if __name__ == "__main__":

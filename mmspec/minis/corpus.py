@@ -12,11 +12,11 @@ _BEGINNING = 120  # characters of the shortest prompt that is made of a story
 
 
 def split(texts: Sequence[str]) -> HeldOut:
-    """Hold every twentieth document out, and leave those out of training that are the same or begin alike: prompts are beginnings."""
+    """Hold every twentieth document out, unless one that begins alike is trained on: prompts are beginnings."""
     keys = [text[:_BEGINNING] for text in texts]
     parts = [[number for number in range(len(texts)) if (number % 20 == 0) == held] for held in (False, True)]
     found = apart(*([keys[number] for number in part] for part in parts), "documents")
-    return HeldOut(tuple(parts[0][place] for place in found.train), tuple(parts[1]), found.keys)
+    return HeldOut(tuple(parts[0]), tuple(parts[1][place] for place in found.held), found.keys)
 
 
 def training_documents(data: Path) -> list[str]:

@@ -13,12 +13,14 @@ import subprocess
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
+from zlib import crc32
 
 import soundfile
 import torch
 from torch import Tensor
 
 from mmspec.speech.sound.audio import at_rate, levelled
+from mmspec.train.states.identity import keyed
 
 RATE = 8000
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -111,8 +113,15 @@ def all_words() -> tuple[str, ...]:
     return tuple(sorted({word for each in lists for phrase in each for word in phrase.split()}))
 
 
-def sentence(pick: random.Random) -> str:
-    """One of some 30,000 short sentences; three in ten are numbers."""
+def sentence(pick: random.Random, split: str | None = None) -> str:
+    """One of some 30,000 short sentences; three in ten are numbers. Of a split "train" or "test", of which no sentence is in both."""
+    text = _sentence(pick)
+    while split is not None and (crc32(text.encode()) % 10 == 0) != (split == "test"):
+        text = _sentence(pick)
+    return text
+
+
+def _sentence(pick: random.Random) -> str:
     kind = pick.random()
     if kind < 0.3:
         return words([pick.randrange(10) for _ in range(pick.randint(1, 6))])
@@ -144,11 +153,11 @@ def speak(text: str, voice: str, speed: int = 165, pitch: int = 0) -> Tensor:
     return levelled(at_rate(torch.from_numpy(samples), rate, RATE))
 
 
-def sentences(count: int, seed: int) -> list[tuple[str, str, Tensor]]:
-    """`count` sentences spoken at slightly different speeds and pitches: (text, voice, wave)."""
+def sentences(count: int, seed: int, split: str | None = None) -> list[tuple[str, str, Tensor]]:
+    """`count` sentences spoken at slightly different speeds and pitches: (text, voice, wave); of a split, see `sentence`."""
     pick, made = random.Random(seed), []
     for _ in range(count):
-        text, voice = sentence(pick), pick.choice(tuple(MADE))
+        text, voice = sentence(pick, split), pick.choice(tuple(MADE))
         wave = speak(text, voice, pick.randrange(150, 181), pick.randrange(-4, 5))
         made.append((text, voice, torch.cat([torch.zeros(pick.randrange(0, 320)), wave])))
     return made
@@ -159,11 +168,12 @@ Spoken = list[tuple[str, str, Tensor]]
 
 
 def corpus(kept: Path, count: int, seed: int, split: str = "train") -> Spoken:
-    """`count` spoken numbers of a split of the digits, and as many sentences; made once and kept in the file `kept`."""
+    """`count` spoken numbers of a split of the recorded digits, and as many sentences of it; made once and kept beside the file `kept`."""
+    kept = keyed(kept, count, seed, split)
     if not kept.exists():
         data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
         found = [clip for clip in clips(data / "fsdd") if clip.split == split]
-        made = [(text, voice, wave.half()) for text, voice, wave in numbers(found, count, seed) + sentences(count, seed)]
+        made = [(text, voice, wave.half()) for text, voice, wave in numbers(found, count, seed) + sentences(count, seed, split)]
         temporary = kept.with_suffix(".tmp")
         torch.save(made, temporary)
         os.replace(temporary, kept)

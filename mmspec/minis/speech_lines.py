@@ -1,6 +1,7 @@
 """What codec language models learn from: prompts and the codes of recorded speech, in batches of about one length."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,8 @@ from torch.nn import functional as F
 from mmspec.minis import speech_data as spoken
 from mmspec.minis.char_tokenizer import FIRST_CODE, TEMPLATE, letter_tokenizer
 from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
+from mmspec.train.held_out import array_keys
+from mmspec.train.states.identity import keyed
 
 
 @dataclass(frozen=True)
@@ -19,6 +22,14 @@ class SpeechLines:
 
     ids: list[Tensor]
     prompts: list[int]
+
+    def keys(self) -> list[bytes]:
+        """What each line is told by: its prompt and its codes."""
+        return array_keys(self.ids)
+
+    def part(self, chosen: Sequence[int]) -> "SpeechLines":
+        """Return the lines of the given numbers."""
+        return SpeechLines([self.ids[number] for number in chosen], [self.prompts[number] for number in chosen])
 
     def batch(self, chosen: list[int]) -> tuple[Tensor, Tensor]:
         """Ids [B, S] padded on the right, and which of them are codes or the end, bool [B, S]."""
@@ -53,16 +64,16 @@ def lines_of(found: spoken.Spoken, codec: PatchCodec) -> SpeechLines:
 def read_lines(work: Path, codec: PatchCodec, count: int, split: str) -> SpeechLines:
     """`count` numbers and as many sentences of the split "train" or "test", made once and kept in `work`."""
     name, seed = ("lines", 1) if split == "train" else ("held", 2)
-    kept, sounds = work / f"{name}.pt", work / ("spoken.pt" if split == "train" else "held-spoken.pt")
+    kept, sounds = keyed(work / f"{name}.pt", count, codec), work / ("spoken.pt" if split == "train" else "held-spoken.pt")
     if not kept.exists():
         made = lines_of(spoken.corpus(sounds, count, seed, split), codec)
         torch.save((made.ids, made.prompts), kept)
     return SpeechLines(*torch.load(kept))
 
 
-def noise_lines() -> SpeechLines:
-    """A few lines of noise, for --smoke."""
-    return lines_of([("one two", "theo", 0.1 * torch.randn(2000))] * 4, PatchCodec(PatchCodecConfig(codes=8, width=8)))
+def noise_lines(text: str = "one two") -> SpeechLines:
+    """A few lines of noise that say `text`, for --smoke."""
+    return lines_of([(text, "theo", 0.1 * torch.randn(2000))] * 4, PatchCodec(PatchCodecConfig(codes=8, width=8)))
 
 
 def nats(model: nn.Module, ids: Tensor, own: Tensor) -> Tensor:

@@ -16,9 +16,11 @@ def save_llama(model: Any, folder: Path) -> None:
 
 
 def llama(folder: Path) -> Any:
-    """A Llama whose weights are stored in half precision or as bytes, and run in float32."""
+    """A Llama whose weights are stored in half precision or as bytes, and run in float32. FileNotFoundError where there is none."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no model: it has no config.json")
     config = LlamaConfig.from_pretrained(folder)
     model = LlamaForCausalLM(config).float()
     model.load_state_dict(read_bytes(folder / "model.safetensors"), strict=False)

@@ -60,7 +60,7 @@ def hold_out(keys: Sequence[Hashable], count: int, what: str) -> HeldOut:
 
 
 def apart(train: Sequence[Hashable], held: Sequence[Hashable], what: str) -> HeldOut:
-    """Leave those examples out of a training set that are in a held-out set, too.
+    """Leave those examples out of a held-out set that are in the training set, too.
 
     Args:
         train: what each training example is told by; empty where training examples are made without end, see `HeldOut.outside`.
@@ -68,13 +68,13 @@ def apart(train: Sequence[Hashable], held: Sequence[Hashable], what: str) -> Hel
         what: what they are in a message, such as "pictures".
 
     Raises:
-        ValueError: if nothing is left to train on, or nothing is held out.
+        ValueError: if nothing is left of the held-out set.
     """
-    names = frozenset(held)
-    kept = tuple(number for number, key in enumerate(train) if key not in names)
-    if not held or (len(train) and not kept):
-        raise ValueError(f"{len(train)} {what} to train on, {len(kept)} of them not held out, and {len(held)} held out: give more")
-    return HeldOut(kept, tuple(range(len(held))), names)
+    known = frozenset(train)
+    kept = tuple(number for number, key in enumerate(held) if key not in known)
+    if not kept:
+        raise ValueError(f"{len(train)} {what} to train on and {len(held)} held out, all of them also trained on: give more different ones")
+    return HeldOut(tuple(range(len(train))), kept, frozenset(held[number] for number in kept))
 
 
 def array_keys(rows: Any) -> list[bytes]:

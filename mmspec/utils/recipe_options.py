@@ -80,6 +80,11 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
+def length_of(text: str) -> int | str:
+    """A draft length as it was typed: a number, or a word that is judged where drafters are made."""
+    return int(text) if text.lstrip("+-").isdecimal() else text
+
+
 def run_recipe(main: Callable[[], None]) -> None:
     """Run `main`; what it refuses is one line on standard error and exit 2, a training that breaks down is one line and exit 1."""
     try:
@@ -90,5 +95,16 @@ def run_recipe(main: Callable[[], None]) -> None:
 
 
 def tell_command(*words: object) -> None:
-    """Print the command that uses what a recipe wrote, as its last line."""
+    """Print the command that uses what a recipe wrote."""
     print(f"use it: {shlex.join(map(str, words))}", flush=True)
+
+
+def tell_loader(loader: Callable[..., Any], path: object) -> None:
+    """Print the Python line that loads what a recipe wrote, where no command of mmspec reads it by itself.
+
+    Args:
+        loader: a function, or a method of a class, that is called with the path.
+        path: what was written.
+    """
+    names = f"from pathlib import Path; from {loader.__module__} import {loader.__qualname__.partition('.')[0]}"
+    tell_command("python", "-c", f"{names}; {loader.__qualname__}(Path({str(path)!r}))")

@@ -86,6 +86,12 @@ def weights_file(folder: Path) -> Path:
     raise ValueError(f"{folder} holds no weights: the drafter's {FILES[0]} is missing (also read: {', '.join(FILES[1:])})")
 
 
+def refuse_other_folder(folder: Path, replaceable: Callable[[Path], bool]) -> None:
+    """Raise ValueError if `folder` holds something that `write_folder` does not replace."""
+    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or replaceable(folder))):
+        raise ValueError(f"{folder} exists and is no drafter: it would be replaced; give a new folder")
+
+
 def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor], replaceable: Callable[[Path], bool]) -> None:
     """Write `config.json` and `model.safetensors` to `folder`, which is replaced completely or not at all.
 
@@ -94,8 +100,7 @@ def write_folder(folder: Path, config: dict[str, Any], weights: dict[str, Tensor
     broken = first_not_finite(weights.items())
     if broken is not None:
         raise ValueError(f"tensor {broken} holds NaN or infinity in {weights[broken].dtype}: nothing is written to {folder}")
-    if folder.exists() and not (folder.is_dir() and (not any(folder.iterdir()) or replaceable(folder))):
-        raise ValueError(f"{folder} exists and is no drafter: it would be replaced; give a new folder")
+    refuse_other_folder(folder, replaceable)
     new, old = (folder.with_name(f".{folder.name}.{word}-{os.getpid()}") for word in ("new", "old"))
     new.mkdir(parents=True)
     try:

@@ -88,7 +88,8 @@ def with_pictures(model: Any, model_type: str, text: dict[str, Tensor], rows: li
     if not pictures:
         return found
     if not look.by_row:
-        return found | {key: torch.cat([picture[key] for picture in pictures]) for key in pictures[0]}
+        axes = {"pixel_values": -1} if look.strip else {}
+        return found | {key: torch.cat([picture[key] for picture in pictures], axes.get(key, 0)) for key in pictures[0]}
     most = max(map(len, rows))
     empty = {key: torch.zeros_like(value) for key, value in pictures[0].items()}
     filled = [[*row, *[empty] * (most - len(row))] for row in rows]

@@ -18,6 +18,10 @@ ROPE = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 1, 1
 EMBEDDER = {"mm_embed_dim": 32, "mm_posemb_size": 16, "output_proj_dims": 32}
 OMNI = {"vision_start_token_id": 31, "vision_end_token_id": 32, "audio_start_token_id": 33, "audio_end_token_id": 34}
 
+STRIPS = {**TOWER, "image_size": 16}
+MARKED = ("image_start_id", "image_end_id", "slice_start_id", "slice_end_id", "newline_id")
+MARKS = {name: 35 + number for number, name in enumerate(MARKED)}
+
 CONFIGS: dict[str, dict[str, Any]] = {
     "cohere2_vision": {"text_config": {"model_type": "cohere2"}, "vision_config": SIGLIP | {"image_size": 16}, "downsample_factor": 2},
     "deepseek_vl": {"text_config": TEXT, "vision_config": SIGLIP},
@@ -67,6 +71,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "gemma4_unified": {"vision_config": {"model_type": "gemma4_unified_vision", "pooling_kernel_size": 1, **EMBEDDER}},
     "kimi_k25": {"projection_hidden_size": 32},
+    **{key: {"vision_config": STRIPS, "insert_layer_id": 0} for key in ("minicpmv4_6", "minicpm_ocr")},
+    "minicpmv4_7": {"vision_config": STRIPS, "insert_layer_id": 0, "text_config": {"rope_parameters": ROPE}, **MARKS},
     "muse_glimmer": {"out_hidden_size": 128},
     "paddleocr_vl": {"text_config": {"rope_parameters": ROPE}},
     "qwen2_5_omni_thinker": {**OMNI, "text_config": {"rope_parameters": ROPE}},
@@ -101,6 +107,7 @@ class Read:
     by_row: bool = False  # pictures stand in a row's own axis, filled up to the most of the batch
     first: bool = False  # all pictures stand in front of the words
     takes: int | None = None  # positions, where the model's `get_image_features` does not show them
+    strip: bool = False  # pixels of pictures stand one behind the other along the last axis
     opens: bool = False  # the id that starts pictures stands in front of each
 
 
@@ -159,7 +166,13 @@ def placed_patches(generator: torch.Generator) -> dict[str, Tensor]:
     return {"pixel_values": torch.rand(1, 16, 48, generator=generator), "image_position_ids": places}
 
 
+def strip(generator: torch.Generator) -> dict[str, Tensor]:
+    """16 patches of 4 x 4 pixels, 4 a side."""
+    return {"pixel_values": torch.randn(1, 3, 4, 64, generator=generator), "target_sizes": torch.tensor([[4, 4]], dtype=torch.int32)}
+
+
 READS: dict[str, Read] = {
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"), Read(strip, strip=True)),
     **dict.fromkeys(("llava", "vipllava", "internvl", "deepseek_vl", "ovis2"), square(8)),
     **dict.fromkeys(("aya_vision", "gemma3", "shieldgemma2", "cohere2_vision"), square(16)),
     **dict.fromkeys(("got_ocr2", "pp_chart2table"), square(64)),

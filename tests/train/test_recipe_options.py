@@ -13,6 +13,7 @@ import mmspec
 from mmspec.loading.text import load_pair
 from mmspec.loading.transformers import load_model
 from mmspec.run.config import Config, TargetSection
+from mmspec.utils.recipe_options import run_recipe
 from tests import tiny
 from tests.commands import ROOT
 from tests.forked import Started
@@ -51,7 +52,7 @@ def refused(recipe, monkeypatch, capsys, tmp_path):
     def run(*arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["train_drafter.py", *map(str, arguments), "--work", str(tmp_path / "work"), "--device", "cpu"])
         with pytest.raises(SystemExit) as stopped:
-            recipe.main()
+            run_recipe(recipe.main)
         assert stopped.value.code == 2
         said = [each for each in re.split(r"[\r\n]+", capsys.readouterr().err) if each and not each.startswith("Loading weights")]
         assert len(said) == 1

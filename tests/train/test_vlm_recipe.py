@@ -55,3 +55,51 @@ def test_a_drafter_with_the_targets_tower_refuses_half_precision(recipe, monkeyp
         recipe.parsed()
     assert stopped.value.code == 2
     assert "--dtype is bfloat16, but --kind vlm reads the target's pictures in float32" in capsys.readouterr().err
+
+
+def test_limits_are_checked_before_anything_is_answered(run, tmp_path):
+    """What the answers do not depend on leaves them where they are."""
+    with pytest.raises(ValueError, match=r"--opening is 3, but a prompt has \d+ positions, pictures included: leave it out, or raise it"):
+        run("--kind", "hivis", "--opening", "3")
+    assert not (tmp_path / "work").exists()
+    work = run("--kind", "hivis")
+    answers = {path: path.stat().st_mtime_ns for path in work.glob("answers-*.pt")}
+    assert answers
+    run("--kind", "hivis", "--opening", "200", "--out", str(tmp_path / "other"))
+    assert {path: path.stat().st_mtime_ns for path in work.glob("answers-*.pt")} == answers
+    assert len(list(work.glob("states-*"))) == 2
+
+
+def test_a_reader_without_room_for_the_prompts_is_refused(recipe, run, tmp_path):
+    from mmspec.minis import HOME
+
+    folder = tmp_path / "short"
+    model, tokenizer = recipe.load_model(str(HOME / "vlm" / "drafter-text"), "float32", "cpu")
+    model.config.max_position_embeddings = 8
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ValueError, match=r"short has 8 positions, but prompts with answers have \d+: train another, or lower --new"):
+        run("--kind", "vlm", "--text", str(folder))
+
+
+def test_a_picture_of_many_positions_fits_by_itself(recipe, monkeypatch, tmp_path):
+    """A LLaVA picture of 24 x 24 patches, more than any default of a text recipe."""
+    from transformers import LlavaProcessor
+
+    from mmspec.minis import HOME
+    from mmspec.minis import vlm_model as sights
+
+    monkeypatch.setattr(sights, "PATCH", 4)
+    monkeypatch.setattr(sights.scenes, "SIDE", 96)
+    processor = sights.new_processor()
+    assert isinstance(processor, LlavaProcessor)
+    processor.save_pretrained(tmp_path / "big")
+    config = sights.new_llava(processor, width=32, layers=2, heads=1, feed=32, vision_width=16)
+    config.config.text_config.max_position_embeddings = 1024
+    config.save_pretrained(tmp_path / "big")
+    (tmp_path / "questions.txt").write_text("what do you see?\n")
+    line = ["train_vlm_drafter.py", "--smoke", "--precision", "no", "--kind", "hivis", "--model", str(tmp_path / "big"), "--work"]
+    line += [str(tmp_path / "work"), "--pictures", str(HOME / "vlm/examples"), "--prompts", str(tmp_path / "questions.txt")]
+    monkeypatch.setattr(sys, "argv", line)
+    recipe.run(args := recipe.parsed())
+    assert args.opening > 576

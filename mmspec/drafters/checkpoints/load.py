@@ -12,7 +12,7 @@ from mmspec.drafters.features.eagle3_parts import SharedHead
 from mmspec.drafters.int8 import check_int8, is_int8, put_int8_linears
 from mmspec.models.compat import execution_device
 from mmspec.utils.packing import packed, unpacked
-from mmspec.utils.weights import fill, read_config, read_names, read_weights, write_folder
+from mmspec.utils.weights import fill, read_config, read_names, read_weights, refuse_other_folder, write_folder
 
 KEY = "mmspec_drafter"
 
@@ -36,6 +36,11 @@ def save_drafter(net: Any, folder: str | Path, dtype: torch.dtype | None = None)
     elif dtype is not None:
         weights = {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in weights.items()}
     write_folder(Path(folder), {KEY: net.kind, **net.config}, weights, is_drafter)
+
+
+def check_drafter_folder(folder: str | Path) -> None:
+    """Raise ValueError if `save_drafter` would refuse to write to `folder`, so that a training may ask first."""
+    refuse_other_folder(Path(folder), is_drafter)
 
 
 def load_drafter(

@@ -56,7 +56,10 @@ def new_net(kind: str, target: Any, options: Mapping[str, Any] | None = None) ->
     """Return an untrained net of `kind` with the sizes of `target`; `options` override them."""
     config = target.config.get_text_config(decoder=True)
     made = net_class(kind)
-    return made(**(made.fit(config) | dict(options or {})))
+    try:
+        return made(**(made.fit(config) | dict(options or {})))
+    except (TypeError, RuntimeError, ZeroDivisionError) as error:  # an unknown name, or a size that is none
+        raise ValueError(f"options {dict(options or {})} do not make a drafter of kind {kind}: {error}") from None
 
 
 def net_to_train(kind: str, target: Any, options: Mapping[str, Any] | None = None, vocabulary: int | None = None) -> Any:

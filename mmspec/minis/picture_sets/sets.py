@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from mmspec.minis import pictures
 from mmspec.minis.picture_sets.folder import OwnPictures, folder_pixels, read_folder
+from mmspec.train.held_out import HeldOut, apart, array_keys
 from mmspec.vision.codes import tokenizer as tokens
 
 
@@ -51,7 +53,7 @@ class LabelledPictures:
 
     Args:
         train: the pictures to train on.
-        held: the pictures kept from training.
+        held: the pictures kept from training; none of them is also among those to train on.
         labels: names of the classes; empty unless pictures are written from classes.
         values: what a judge checks: the values of each attribute by its name. Of classes one attribute, "class".
     """
@@ -60,6 +62,11 @@ class LabelledPictures:
     held: PicturePart
     labels: tuple[str, ...] = ()
     values: dict[str, list[str]] = field(default_factory=dict)
+
+    @cached_property
+    def split(self) -> HeldOut:
+        """Numbers of the pictures of `train`, and those of `held`, which have been told apart from them."""
+        return HeldOut(tuple(range(len(self.train))), tuple(range(len(self.held))), frozenset(array_keys(self.held.pixels[self.held.rows])))
 
     @property
     def size(self) -> int:
@@ -141,7 +148,7 @@ def _fashion(data: Path) -> LabelledPictures:
     for shown, classes in parts:
         mirror = np.isin(classes, (0, 1, 2, 3, 4, 6, 8))  # shoes all look one way
         made.append(PicturePart(shown, np.arange(len(shown)), classes.tolist(), mirror, classes.astype(np.int64)[:, None]))
-    return LabelledPictures(made[0], made[1], pictures.FASHION, {"class": list(pictures.FASHION)})
+    return _apart(LabelledPictures(made[0], made[1], pictures.FASHION, {"class": list(pictures.FASHION)}))
 
 
 def _parts(
@@ -158,7 +165,20 @@ def _parts(
         given = [conditions[row] for row in rows.tolist()] if len(conditions) else []
         return PicturePart(found, rows, given, mirror[rows], attributes[rows])
 
-    return LabelledPictures(part(~held), part(held), tuple(labels), values)
+    return _apart(LabelledPictures(part(~held), part(held), tuple(labels), values))
+
+
+def _apart(data: LabelledPictures) -> LabelledPictures:
+    """`data` without the held-out pictures that are also trained on."""
+    train, held = ([key for rows in _chunks(part.rows) for key in array_keys(part.pixels[rows])] for part in (data.train, data.held))
+    kept = np.array(apart(train, held, "pictures").held)
+    part = data.held
+    conditions = [part.conditions[number] for number in kept] if part.conditions else []
+    return replace(data, held=PicturePart(part.pixels, part.rows[kept], conditions, part.mirror[kept], part.attributes[kept]))
+
+
+def _chunks(rows: np.ndarray) -> list[np.ndarray]:
+    return np.array_split(rows, max(1, len(rows) // 1024))
 
 
 @torch.no_grad()

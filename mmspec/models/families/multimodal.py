@@ -43,6 +43,9 @@ _PICTURES = ("image_grid_thw", "image_position_ids", "image_merge_sizes", "high_
 _VIDEOS = {"pixel_values_videos": ("video_grid_thw", "video_position_ids", "video_merge_sizes", *TOKEN_TYPES)}
 _SOUND = {"input_features": ("feature_attention_mask", "input_features_mask")}
 SIGHT = Modality("pictures", {"pixel_values": _PICTURES, **_VIDEOS})
+STRIP_SIGHT = Modality(  # all patches of a batch in one strip, and how many each picture has
+    "pictures", {"pixel_values": ("target_sizes", *TOKEN_TYPES), "pixel_values_videos": ("target_sizes_videos", *TOKEN_TYPES)}
+)
 PACKED_SIGHT = Modality("pictures", {"pixel_values": ("spatial_shapes", "pixel_attention_mask")})
 TILED_SIGHT = Modality("pictures", {"pixel_values": ("image_sizes", *TOKEN_TYPES), **_VIDEOS})
 HEARING = Modality("sound", _SOUND)

@@ -16,7 +16,7 @@ from mmspec.models.families.encoder_decoder import DecoderAlone, EncoderDecoder,
 from mmspec.models.families.hybrid import HybridDecoder, MultimodalHybrid
 from mmspec.models.families.local_attention import LocalAttention
 from mmspec.models.families.mllama import Mllama
-from mmspec.models.families.multimodal import HEARING, PACKED_SIGHT, SIGHT, SIGHT_AND_HEARING, TILED_SIGHT, Multimodal
+from mmspec.models.families.multimodal import HEARING, PACKED_SIGHT, SIGHT, SIGHT_AND_HEARING, STRIP_SIGHT, TILED_SIGHT, Multimodal
 from mmspec.models.families.position_tables import PositionTable
 from mmspec.models.families.rope_lengths import RopeLengths, stretched_limit
 from mmspec.models.families.rope_switch import RopeSwitch
@@ -39,6 +39,7 @@ _MODALITIES |= dict.fromkeys(("muse_glimmer", "minimax_m3_vl", "cohere_compass",
 _MODALITIES |= dict.fromkeys(("gemma4", "gemma4_unified", "qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"), SIGHT_AND_HEARING)
 _MODALITIES |= dict.fromkeys(("fun_asr_nano", "granite_speech", "moss_transcribe_diarize", "musicflamingo"), HEARING)
 _MODALITIES |= {**dict.fromkeys(("qwen3_5", "qwen3_5_moe", "lfm3_vl"), SIGHT), "lfm2_vl": PACKED_SIGHT}
+_MODALITIES |= dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"), STRIP_SIGHT)
 HEARS = tuple(kind for kind, modality in _MODALITIES.items() if modality is HEARING)
 SEES = (*(kind for kind, modality in _MODALITIES.items() if modality is not HEARING), "mllama")
 _OTHER_INPUTS = {  # arguments of `forward` besides text
@@ -104,7 +105,7 @@ def _refuse_rope_by_length(model: Any) -> None:
 
 def _refuse_other_modalities(model: Any) -> None:
     """ValueError for models that read more than text and are not listed above: as plain decoders they would ignore it."""
-    if not HybridDecoder.drives(model):
+    if not mixers_of(model):
         refuse_unsupported(model)  # no family could drive these
     name = type(model).__name__
     if model.config.model_type in _FRAME_BOUND:

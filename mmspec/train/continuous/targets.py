@@ -4,6 +4,7 @@ Targets read contexts with some noise (xAR: Ren et al. 2025, arXiv 2502.20388), 
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from mmspec.core.distributions.denoising_path import Denoiser
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
+from mmspec.train.states.identity import keyed
 from mmspec.vision.continuous.mar import MaskedAR, random_masks
 
 NOISE, DROPPED, DEQUANTISED = 0.15, 0.1, 0.1
@@ -26,6 +28,10 @@ class Table:
     mean: Tensor
     std: Tensor
     classes: Tensor  # [N]
+
+    def part(self, rows: Sequence[int]) -> "Table":
+        """Return the pictures of the given numbers."""
+        return Table(self.mean[list(rows)], self.std[list(rows)], self.classes[list(rows)])
 
     def some(self, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         """Tokens [rows, T, d] of pictures drawn at random, and their classes."""
@@ -50,10 +56,11 @@ def drawn_table(model: Any, kept: Path | None, count: int, noise_schedule: Noise
 
     Args:
         model: the model.
-        kept: a file where the table is kept: it is drawn once. None to draw it anew.
+        kept: a file beside which the table is kept: it is drawn once for a model. None to draw it anew.
         count: number of pictures.
         noise_schedule: chain of a diffusion head, None for mixtures.
     """
+    kept = None if kept is None else keyed(kept, model, count)
     if kept is not None and kept.exists():
         return Table(**torch.load(kept))
     generator = torch.Generator().manual_seed(0)

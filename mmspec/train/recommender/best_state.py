@@ -8,12 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from mmspec.train.held_out import HeldOut
 from mmspec.train.loop import Fit, fit
 
 Rank = Callable[[nn.Module], dict[str, float]]
 
 
-def fit_best(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: Fit, work: Path, rank: Rank, by: str = "NDCG@10") -> dict:
+def fit_best(
+    model: nn.Module,
+    loss: Callable[[nn.Module, int], Tensor],
+    plan: Fit,
+    work: Path,
+    rank: Rank,
+    held: HeldOut,
+    by: str = "NDCG@10",
+) -> dict:
     """Train a model, and leave it with the weights of the checkpoint that ranks best.
 
     A state that a kill left unvalidated is validated before training goes on.
@@ -24,6 +33,7 @@ def fit_best(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: F
         plan: settings of the training.
         work: folder for checkpoint.pt, best.pt and validation.jsonl.
         rank: measures a model; called at every checkpoint.
+        held: what `rank` measures on.
         by: the measure that decides.
 
     Returns:
@@ -49,7 +59,7 @@ def fit_best(model: nn.Module, loss: Callable[[nn.Module, int], Tensor], plan: F
             model.eval()
             with torch.no_grad():
                 validate(model, state["step"])
-    fit(model, loss, plan, checkpoint, title=work.name, validate=validate)
+    fit(model, loss, plan, checkpoint, title=work.name, validate=validate, held=held)
     kept = _read(best)
     model.load_state_dict(kept["model"])
     return kept["facts"]

@@ -13,7 +13,8 @@ from mmspec.recsys.histories import Data
 from mmspec.train.beams import BeamExample, beam_rows, best_items, draft_coverage
 from mmspec.train.loop import Fit, fit
 from mmspec.train.parallel import join_processes, own_share
-from mmspec.train.states.identity import claim_folder
+from mmspec.train.recommender.split import last_items, of_other_users
+from mmspec.train.states.identity import claim_folder, keyed
 from mmspec.utils.files import write_json
 
 PART = 1000  # users searched between two files
@@ -74,9 +75,10 @@ def train_item_drafter(target: Any, data: Data, settings: ItemDrafterSettings, w
     torch.manual_seed(0)
     drafter = LlamaForCausalLM(LlamaConfig(**SIZES | settings.sizes, **tokens, eos_token_id=None, tie_word_embeddings=True))
     example = BeamExample(drafter, target, data.catalogue.trie, settings.loss, settings.past)
+    data = of_other_users(data, held, 0)
     with join_processes().main_process_first():
         users = _searched(target, data, settings, work)
-    histories = [items[:-1] for items in data.held[:held]]
+    histories = [items[:-1] for items in data.held]
     k = max(1, min(10, len(data.catalogue) // 4))
 
     def loss(module: nn.Module, turn: int) -> Tensor:
@@ -91,7 +93,7 @@ def train_item_drafter(target: Any, data: Data, settings: ItemDrafterSettings, w
 
     every = max(1, settings.steps // settings.checkpoints)
     plan = Fit(steps=settings.steps, lr=settings.lr, checkpoint_every=every, mixed_precision=settings.precision)
-    fit(example.to(target.device), loss, plan, work / "checkpoint.pt", title="drafter", validate=validate)
+    fit(example.to(target.device), loss, plan, work / "checkpoint.pt", title="drafter", validate=validate, held=last_items(data))
     return drafter.half().float().eval()
 
 
@@ -102,7 +104,7 @@ def _searched(target: Any, data: Data, settings: ItemDrafterSettings, work: Path
     histories.sort(key=len)
     found: list[list] = []
     for start in range(0, len(histories), PART):
-        path = work / f"searched-{start:09d}.json"
+        path = keyed(work / f"searched-{start:09d}.json", target, histories[start : start + PART], settings.k)
         if not path.exists():
             write_json(path, best_items(target, data.catalogue, histories[start : start + PART], settings.k))
             print(f"searched {min(start + PART, len(histories))} of {len(histories)} users", flush=True)

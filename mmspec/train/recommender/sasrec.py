@@ -20,6 +20,7 @@ from mmspec.train.loop import Fit
 from mmspec.train.parallel import join_processes
 from mmspec.train.recommender.best_state import fit_best
 from mmspec.train.recommender.quality import ranking_quality
+from mmspec.train.recommender.split import last_items
 from mmspec.train.states.identity import claim_folder
 
 
@@ -161,7 +162,7 @@ def train_sasrec(data: Data, settings: SasRecSettings, work: Path, device: str =
 
         every = max(1, settings.steps // settings.validations)
         plan = Fit(steps=settings.steps, lr=settings.lr, warmup=min(100, settings.steps), weight_decay=0.01, checkpoint_every=every)
-        fit_best(model, loss, plan, work, rank)
+        fit_best(model, loss, plan, work, rank, last_items(data))
     return model.eval()
 
 

@@ -15,6 +15,7 @@ from mmspec.train.loop import Fit
 from mmspec.train.parallel import join_processes, refuse_several_processes
 from mmspec.train.recommender.best_state import fit_best
 from mmspec.train.recommender.quality import ranking_quality
+from mmspec.train.recommender.split import last_items
 from mmspec.train.recommender.walks import with_walks
 from mmspec.train.states.identity import claim_folder
 
@@ -139,7 +140,7 @@ def train_recommender(data: Data, size: int, settings: RecommenderSettings, work
         checkpoint_every=max(1, settings.steps // settings.validations),
         mixed_precision=settings.precision,
     )
-    facts = fit_best(model, loss, plan, work, rank)
+    facts = fit_best(model, loss, plan, work, rank, last_items(data))
     fresh = recommender_model(data.catalogue, size, settings)  # the trained one may still compute in half precision
     fresh.load_state_dict({name: weight.cpu() for name, weight in model.state_dict().items()})
     return fresh.eval(), facts

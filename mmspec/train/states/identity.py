@@ -55,6 +55,17 @@ def checksum(parts: Iterable[Any]) -> str:
     return _short_digest(found)
 
 
+def keyed(path: Path, *parts: Any) -> Path:
+    """Return `path` with a checksum in its name of what its contents depend on, so that other work is kept in another file.
+
+    Args:
+        path: the file.
+        parts: values that JSON can hold, tensors, and models, of which `weights_checksum` is taken.
+    """
+    told = checksum(weights_checksum(part) if isinstance(part, nn.Module) else part for part in parts)
+    return path.with_name(f"{path.stem}-{told.rpartition(' ')[2]}{path.suffix}")
+
+
 def claim_folder(path: Path, identity: Mapping[str, Any], content: str, flags: Mapping[str, str], here: PartialState) -> None:
     """Note in a file what makes the contents of its folder, or check that the file says the same. One process writes, all of them check.
 
