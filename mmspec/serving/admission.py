@@ -14,8 +14,8 @@ SHORT = 64
 class Places:
     """The places of a model: requests that run and that wait.
 
-    Half of the places are kept for `clients`, the same number for each, so that no client can take all of them; the others are whoever's comes
-    first.
+    Half of the places are kept for `clients`, the same number for each, so that no client can take all of them; the others are for whoever
+    comes first.
 
     Args:
         total: all places.
@@ -42,8 +42,8 @@ class Places:
 class RequestQueue:
     """The requests of an engine. Not safe under threads by itself.
 
-    The one with the largest priority starts first; of equal ones that with the earliest due time. The due time of a request is the time of
-    its arrival plus its size, times the requests of its client that were here already, itself included; time is counted in tokens that a row
+    The one with the largest priority starts first; of equal ones that with the earliest due time. The due time of a request is that of its
+    arrival plus its size, times the requests of its client that were here already, itself included; time is counted in tokens that a row
     has committed. So short requests overtake long ones, those of clients with few requests overtake those of clients with many, and none
     waits without end: what comes later than the due time of a request starts after it.
 

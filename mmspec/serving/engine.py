@@ -85,9 +85,7 @@ class Engine:
         release_threads()
         self._thread.start()
 
-    def submit(
-        self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, client: Hashable = None, **options: Any
-    ) -> RequestHandle:
+    def submit(self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, client: Hashable = None, **options: Any) -> RequestHandle:
         """Submit a request. Safe under threads.
 
         Args:

@@ -90,7 +90,6 @@ def test_wrong_command_lines(capsys, monkeypatch):
     assert "unknown drafter 'lokup' (did you mean 'lookup'?)" in refused(capsys, "--text", "mini", "--drafter", "lokup", "--port", "0")
     assert "host is 'no.such.host.invalid'" in refused(capsys, "--text", "mini", "--host", "no.such.host.invalid")
     with bound_socket(ServerOptions(port=0)) as taken:
-        taken.listen()
         port = address_of(taken).rpartition(":")[2]
         assert f"127.0.0.1 port {port} cannot be used" in refused(capsys, "--text", "mini", "--port", port)
     monkeypatch.setenv("MMSPEC_API_KEYS", ",")

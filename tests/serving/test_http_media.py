@@ -24,7 +24,7 @@ from mmspec.speech.sound.files import sound_bytes
 from tests.serving.web import WAIT, post, running, until
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
-LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2)
+LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2, max_rows=1)
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +68,13 @@ def test_pictures_are_those_of_the_call(site, client):
 def test_pictures_are_refused_by_name(client):
     for words, options in {
         "response_format is not supported": {"response_format": "url"},
-        "unknown field 'quality'": {"quality": "hd"},
+        "quality is not supported by this server: leave it out or send 'auto' or send 'standard'": {"quality": "hd"},
         "size": {"size": "512x512"},
         "give WIDTHxHEIGHT": {"size": "large"},
         "asks for 4 outputs": {"n": 4},
         "no prompt": {"prompt": " "},
-        "guidance": {"extra_body": {"guidance": "much"}},
-        "output_format: ": {"output_format": "gif"},
+        "guidance is 'much': give a number": {"extra_body": {"guidance": "much"}},
+        "output_format is 'gif': give 'png', 'jpeg' or 'webp'": {"output_format": "gif"},
     }.items():
         with pytest.raises(openai.BadRequestError) as refused:
             client.images.generate(**({"model": "mini-image", "prompt": "a large red star top left"} | options))
@@ -150,11 +150,11 @@ def test_the_servers_limit_holds_for_sound_without_a_length(site):
 def test_speech_is_refused_by_name(client):
     for words, options in {
         "voice": {"voice": "nobody"},
-        "response_format: ": {"response_format": "mp3"},
+        "response_format is 'mp3': give 'wav', 'flac' or 'pcm'": {"response_format": "mp3"},
         "speed is not supported": {"speed": 2.0},
         "stream_format is not supported": {"stream_format": "sse"},
-        "unknown field 'instructions'": {"instructions": "whisper"},
-        "input: ": {"input": "a" * 4097},
+        "instructions is not supported": {"instructions": "whisper"},
+        "input has 4097 characters: give at most 4096": {"input": "a" * 4097},
         "max_seconds is 30": {"extra_body": {"max_seconds": 30}},
     }.items():
         for form in ("wav", "pcm"):
@@ -213,7 +213,7 @@ def test_recordings_are_refused_by_name(site, client, recording):
         "cannot be read": {"file": ("talk.wav", b"no sound at all")},
         "holds no sound": {"file": ("talk.wav", empty.getvalue())},
         "temperature is not supported": {"temperature": 0.5},
-        "unknown field 'known_speaker_names'": {"extra_body": {"known_speaker_names": "a"}},
+        "known_speaker_names is not supported": {"extra_body": {"known_speaker_names": "a"}},
         "timestamp_granularities is for": {"timestamp_granularities": ["word"]},
         "language": {"language": "klingon"},
         "stream is not supported": {"stream": True},
@@ -261,7 +261,7 @@ def test_recommendations_are_refused_by_name(site):
         "histories is empty": {"histories": []},
         "give history for one user": {},
         "asks for 4 outputs": {"histories": [history] * 4},
-        "k: it should be": {"history": history, "k": 0},
+        "k is 0: give a number of at least 1": {"history": history, "k": 0},
         "unknown field 'top'": {"history": history, "top": 3},
     }.items():
         out = recommended(site, **body)

@@ -52,7 +52,6 @@ def running(models: ServedModels, limits: ServerLimits | None = None, keys: tupl
     options = ServerOptions(port=0, limits=limits, keys=keys, grace=5)
     app = create_app(models, limits, keys)
     with bound_socket(options) as bound:
-        bound.listen()
         server = make_server(app, options)
         thread = Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()
