@@ -24,7 +24,8 @@ from mmspec.speech.sound.files import sound_bytes
 from tests.serving.web import WAIT, post, running, until
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
-LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2, max_rows=1)
+LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2, max_rows=2)
+PLACES = LIMITS.max_rows + LIMITS.max_queue
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +93,12 @@ def test_pictures_of_several_clients_share_a_generation(site, monkeypatch):
         joined.append(self.rows)
 
     monkeypatch.setattr(Scheduler, "_begin", held)
-    prompts = served.loaded.examples[:3]
+    prompts = served.loaded.examples[: PLACES + 1]
     with ThreadPoolExecutor() as pool:
-        bodies = [{"prompt": prompt, "seed": 4 + row, "guidance": 1.0 + row} for row, prompt in enumerate(prompts[:2])]
+        bodies = [{"prompt": prompt, "seed": 4 + row, "guidance": 1.0 + row} for row, prompt in enumerate(prompts[:PLACES])]
         answers = [pool.submit(httpx.post, f"{site.url}/v1/images/generations", json=body, timeout=WAIT) for body in bodies]
-        until(lambda: served.queued == LIMITS.max_queue)
-        full = httpx.post(f"{site.url}/v1/images/generations", json={"prompt": prompts[2]}, timeout=WAIT)
+        until(lambda: served.queued == PLACES)
+        full = httpx.post(f"{site.url}/v1/images/generations", json={"prompt": prompts[PLACES]}, timeout=WAIT)
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
         opened.set()
         found = [answer.result(WAIT).json()["data"][0]["b64_json"] for answer in answers]
@@ -297,7 +298,7 @@ def busy(site):
 def test_a_full_queue_and_clients_that_leave(site, busy, kind, path, body):
     served = getattr(site.models, kind)
     with ExitStack() as stack:
-        for count in range(1, LIMITS.max_queue + 1):
+        for count in range(1, PLACES):  # one runs
             post(stack.enter_context(site.connect()), path, body)
             until(lambda count=count: served.queued == count)
         full = httpx.post(f"{site.url}{path}", json=body, timeout=WAIT)

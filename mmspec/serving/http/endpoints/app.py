@@ -18,13 +18,14 @@ from mmspec.serving.http.models import ServedModels
 from mmspec.serving.http.options import ServerLimits
 from mmspec.utils.version import __version__
 
-_ROUTERS = {
+ROUTERS = {
     "text": text.router,
     "image": images.router,
     "speech": speech.router,
     "recognizer": transcriptions.router,
     "recommender": recommendations.router,
 }
+"""The endpoints of every kind of model."""
 
 
 def create_app(
@@ -60,9 +61,9 @@ def create_app(
     app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
     app.state.server = state
     install_handlers(app)
-    for router in (status.router, *_ROUTERS.values()):
+    for router in (status.router, *ROUTERS.values()):
         app.include_router(router)
-    paths = frozenset(route.path for router in (status.router, *_ROUTERS.values()) for route in router.routes if isinstance(route, Route))
+    paths = frozenset(route.path for router in (status.router, *ROUTERS.values()) for route in router.routes if isinstance(route, Route))
     app.add_middleware(RequestGate, limits=limits, keys=keys, metrics=metrics, bounds=state.bounds, paths=paths)
     if origins:  # outside of the gate: browsers ask first, without a key
         headers = ("X-Seed", "X-Sample-Rate", "Retry-After")
