@@ -3,7 +3,8 @@
 import base64
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Event
 
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 import mmspec
+from mmspec.serving.http.endpoints import speech
 from mmspec.serving.http.endpoints.speech import longest_sound
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
@@ -314,6 +316,27 @@ def test_the_metrics_count_all_models(site):
         line = next(line for line in found.splitlines() if line.startswith(f'mmspec_tokens_total{{model="{name}"}}'))
         assert float(line.split()[-1]) > 0
     assert json.loads(httpx.get(f"{site.url}/health", timeout=WAIT).text) == {"status": "ok"}
+
+
+def test_a_stream_that_cannot_go_on_ends_without_a_traceback(site, monkeypatch):
+    """As at the end of the server: its connection is closed, so that clients see that it is not whole."""
+
+    def cancelled(handle):
+        raise CancelledError("the request was cancelled")
+
+    handler, told = logging.Handler(), []
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(speech, "raise_failure", cancelled)
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "mmspec.serving")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{site.url}/v1/audio/speech", json={"input": TEXT, "response_format": "pcm"}, timeout=WAIT)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+    assert told == ["an answer of /v1/audio/speech was cut off: the server is being stopped"]
 
 
 def test_an_error_of_the_decoding_is_not_the_clients(site, client, caplog):

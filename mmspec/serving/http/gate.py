@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import logging
 from collections import Counter
 from collections.abc import Mapping
 
@@ -14,6 +15,7 @@ from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.options import ServerLimits, client_names
 from mmspec.serving.http.protocol import CROWDED
 
+_LOG = logging.getLogger("mmspec.serving")
 OPEN = ("/health",)
 """Paths that need no key."""
 ALWAYS = (*OPEN, "/metrics")
@@ -70,7 +72,10 @@ class RequestGate:
             else:
                 await self.app(scope, passage.receive, passage.send)
         except BaseException as error:
-            if not passage.stuck:
+            why = error.__cause__ if isinstance(error.__cause__, ApiError) else error  # once an answer has begun
+            if passage.begun and isinstance(why, ApiError):
+                _LOG.warning("an answer of %s was cut off: %s", path, why.detail)  # and its connection is closed
+            elif not passage.stuck:
                 passage.status = 500 if isinstance(error, Exception) else passage.status
                 raise
         finally:
@@ -111,7 +116,7 @@ class _Passage:
         self.client = ""
         self.size, self.whole = 0, False
         self.status = GONE
-        self.stuck = False
+        self.begun = self.stuck = False
         self.until = asyncio.get_running_loop().time() + gate.limits.timeout
 
     def refused(self, more: int) -> ApiError | None:
@@ -144,7 +149,7 @@ class _Passage:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status, self.begun = message["status"], True
         try:
             async with asyncio.timeout(self.gate.limits.timeout):
                 await self._send(message)

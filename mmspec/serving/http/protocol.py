@@ -1,6 +1,7 @@
 """uvicorn's HTTP/1.1 protocol with bounds on connections, and on the time that the head of a request takes: uvicorn waits without limit."""
 
 import asyncio
+import logging
 from collections import Counter
 from typing import Any, ClassVar
 
@@ -8,6 +9,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from mmspec.serving.http.options import ServerLimits
 
+_LOG = logging.getLogger("mmspec.serving.protocol")
+_LOG.setLevel(logging.WARNING)
+_LOG.addFilter(lambda record: "without completing response" not in record.getMessage())  # what is cut off, the gate tells
 HEAD_SECONDS = 20.0
 """Seconds in which the request line and the headers have to arrive, from the connection or their first byte on."""
 CROWDED = "mmspec.crowded"
@@ -22,6 +26,7 @@ class BoundedProtocol(H11Protocol):
     """
 
     limits: ClassVar[ServerLimits] = ServerLimits()
+    logger: logging.Logger
     _head: asyncio.TimerHandle | None = None
     _waits_since = 0.0
 
@@ -41,6 +46,7 @@ class BoundedProtocol(H11Protocol):
             transport: the connection.
         """
         super().connection_made(transport)
+        self.logger = _LOG
         self._waits_since = self.loop.time()
         self._wait_for_head()
         if not self._has_room():
