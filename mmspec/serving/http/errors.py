@@ -94,10 +94,12 @@ def install_handlers(app: FastAPI) -> None:
     """
 
     @app.exception_handler(HTTPException)
-    async def known(_: Request, error: HTTPException) -> JSONResponse:
+    async def known(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error, ApiError):
             return error.response()
-        return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
+        what = f"{request.method} {request.url.path[:100]!r}"
+        line = {404: f"there is no {what} here", 405: f"there is no {what} here, but with another method"}.get(error.status_code)
+        return JSONResponse(error_body(error.status_code, line or str(error.detail)), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unknown_error(_: Request, error: Exception) -> JSONResponse:

@@ -138,6 +138,8 @@ class _Passage:
         except TimeoutError:
             seconds = self.gate.limits.timeout
             raise ApiError(408, f"the body did not arrive within {seconds:g} s", headers={"Connection": "close"}) from None
+        if message["type"] == "http.disconnect":
+            raise ApiError(GONE, "the client has left before all of its body had arrived")
         if message["type"] == "http.request":
             more = len(message.get("body", b""))
             if (refused := self.refused(more)) is not None:
