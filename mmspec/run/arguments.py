@@ -271,6 +271,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
     "samplers": _all_called,
+    "short_rows": _whole(0, MOST_TOKENS),
     "stop_below": _stop_below,
     "stops": _all_called,
     "streamer": _streamer,

@@ -1,8 +1,7 @@
 """`mmspec.Engine`: many requests, each submitted on its own, in one running generation."""
 
-import heapq
 import queue
-from itertools import count
+from collections.abc import Collection, Hashable
 from threading import Condition
 from time import monotonic
 from typing import Any
@@ -14,9 +13,10 @@ from mmspec.core.rules.base import Accept
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
+from mmspec.serving.admission import RequestQueue
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.model_thread import EngineClosed, ModelThread, check_process, check_wait
-from mmspec.serving.models.base import may_begin, options_of
+from mmspec.serving.models.base import options_of
 from mmspec.serving.models.choose import engine_model
 from mmspec.serving.openmp import release_threads
 from mmspec.serving.scheduler import EngineCounts, Scheduler
@@ -41,7 +41,10 @@ class Engine:
         stop_below: as in `mmspec.text.generate`.
         max_rows: most requests that run at a time.
         max_length: most tokens of a prompt and its output together; None for the model's positions.
-        max_queue: most requests that wait for a row.
+        max_queue: most requests that wait for a row: at most `max_rows` + `max_queue` requests are in the engine.
+        short_rows: further rows, which are kept for short requests: of at most 64 new tokens, 8 columns of a prompt counted as one. So a
+            short request need not wait for the end of a long one.
+        clients: names of clients that half of the places are kept for, the same number for each; see `client` of `submit`.
         piece: columns of prompts that are run between two rounds: longer prompts are run in pieces, so that they do not hold up the rows
             that generate.
         settings: what else all requests share: of image models `method`, `size`, `couple` and `init`, as in `mmspec.vision.generate`; of
@@ -63,33 +66,35 @@ class Engine:
         max_rows: int = 8,
         max_length: int | None = None,
         max_queue: int = 256,
+        short_rows: int = 0,
+        clients: Collection[Hashable] = (),
         piece: int = 256,
         **settings: Any,
     ):
-        check(max_rows=max_rows, max_queue=max_queue, piece=piece, max_length=max_length)
+        check(max_rows=max_rows, max_queue=max_queue, short_rows=short_rows, piece=piece, max_length=max_length)
         if draft_length == 0:
             drafter = None
         request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)
         self.model = engine_model(target, request, max_length, settings)
-        self.max_queue = max_queue
-        self._waiting: list[tuple[int, int, RequestHandle]] = []  # a heap: largest priority first, then in order of arrival
-        self._numbers = count()
+        self._queue = RequestQueue(max_rows, max_queue, short_rows, clients)
         self._changed = Condition()
         self._closed = self._cancelling = False
         self._broken: BaseException | None = None
-        self._scheduler = Scheduler(self.model, max_rows, piece, self._next)
+        self._scheduler = Scheduler(self.model, max_rows + short_rows, piece, self._next)
         release_threads()
         self._thread = ModelThread("mmspec-engine", self._serve, self._cancel_all)
 
-    def submit(self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, **options: Any) -> RequestHandle:
+    def submit(self, inputs: Any, *, priority: int = 0, wait: float | None = 0.0, client: Hashable = None, **options: Any) -> RequestHandle:
         """Submit a request. Safe under threads.
 
         Args:
             inputs: what the model's tokenizer or processor returned for one prompt: `input_ids` [1, P], `attention_mask` if there is
                 padding, and what stands for its pictures; for a speech model a text, for an image model what to draw (a text, a class), or
                 what its processor returned for one; for a recommender the items of one user, oldest first.
-            priority: requests of larger ones start first.
+            priority: requests of larger ones start first. Of equal ones short requests and those of clients with few requests overtake
+                others, which do not wait without end; see `serving.admission.RequestQueue`.
             wait: seconds to wait for a place if as many requests wait as may; None waits without limit.
+            client: who asks, such as a name.
             options: those of the request, as of the modality's own call: see `serving.models.text.TextOptions`,
                 `serving.models.speech.SpeechOptions`, `serving.models.pictures.PictureOptions` and
                 `serving.models.searches.RecommendOptions`.
@@ -107,19 +112,19 @@ class Engine:
         wait = check_wait("wait", wait)
         with torch.no_grad():
             work = self.model.read(inputs, options_of(self.model.options, options, "option of this engine's requests"))
-        handle = RequestHandle(work, priority, self.model.rule.exactness)
+        handle = RequestHandle(work, priority, self.model.rule.exactness, client)
         until = None if wait is None else monotonic() + wait
         with self._changed:
             self._check_open()
             self._drop_cancelled()
-            while len(self._waiting) >= self.max_queue:
+            while not self._queue.free(client):
                 left = None if until is None else until - monotonic()
                 if left is not None and left <= 0:
-                    raise queue.Full(f"{self.max_queue} requests are waiting: submit again later, or raise max_queue")
+                    raise queue.Full(f"{len(self._queue)} requests are waiting: submit again later, or raise max_queue")
                 self._changed.wait(left)
                 self._check_open()
             self.counts.submitted += 1
-            heapq.heappush(self._waiting, (-priority, next(self._numbers), handle))
+            self._queue.add(handle, self.counts.tokens / self._queue.rows)
             self._changed.notify_all()
         return handle
 
@@ -137,7 +142,7 @@ class Engine:
     def queued(self) -> int:
         """Requests that wait for a row."""
         with self._changed:
-            return sum(not entry[2].cancelled for entry in self._waiting)
+            return self._queue.active
 
     @property
     def open(self) -> bool:
@@ -183,11 +188,8 @@ class Engine:
 
     def _drop_cancelled(self) -> None:
         """Let cancelled requests leave the queue."""
-        gone = [entry for entry in self._waiting if entry[2].cancelled]
-        if gone:
-            self._waiting = [entry for entry in self._waiting if not entry[2].cancelled]
-            heapq.heapify(self._waiting)
-            for *_, handle in gone:
+        if gone := self._queue.drop_cancelled():
+            for handle in gone:
                 handle.drop()
             self.counts.cancelled += len(gone)
             self._changed.notify_all()
@@ -196,10 +198,7 @@ class Engine:
         """The request that starts next, if it may; see `may_begin`."""
         with self._changed:
             self._drop_cancelled()
-            if not self._waiting or not may_begin(self._waiting[0][2].work, most):
-                return None
-            self._changed.notify_all()
-            return heapq.heappop(self._waiting)[2]
+            return self._queue.take(most)
 
     def _serve(self) -> None:
         try:
@@ -211,7 +210,7 @@ class Engine:
         finally:
             with self._changed:
                 self._closed = True
-                handles, self._waiting = [entry[2] for entry in self._waiting], []
+                handles = self._queue.clear()
                 self._changed.notify_all()
             self._scheduler.end_all(self._broken)
             for handle in handles:
@@ -224,7 +223,9 @@ class Engine:
                 if self._cancelling:
                     return False
                 self._drop_cancelled()
-                if self._waiting or not self._scheduler.idle:
+                if self._queue.settle():
+                    self._changed.notify_all()  # for those that wait for a place
+                if len(self._queue) or not self._scheduler.idle:
                     return True
                 if self._closed:
                     return False

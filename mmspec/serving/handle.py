@@ -1,7 +1,7 @@
 """The handle of a submitted request: its tokens as they are committed, its result, and its end."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import fields, replace
 from threading import Condition
@@ -22,10 +22,11 @@ class RequestHandle:
         work: the request.
         priority: larger ones start first.
         exactness: of the engine's accept rule.
+        client: who asked for it.
     """
 
-    def __init__(self, work: EngineWork, priority: int, exactness: str):
-        self.work, self.priority = work, priority
+    def __init__(self, work: EngineWork, priority: int, exactness: str, client: Hashable = None):
+        self.work, self.priority, self.client = work, priority, client
         self.stats = Stats(exactness=exactness)
         self.cancelled = False  # asked for; the row leaves before the next round
         self._output = work.output()

@@ -7,13 +7,18 @@ import subprocess
 import sys
 import time
 from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass
 from threading import Event, Thread
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 import mmspec
 from mmspec import Engine
+from mmspec.serving.admission import Places, RequestQueue
 from mmspec.serving.http.worker import ModelWorker
 from mmspec.text.pieces import text_pieces
 from tests.conftest import llama
@@ -154,10 +159,12 @@ def test_logits_that_are_not_finite_end_their_request_alone(model):
         assert fine.result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=1)
 
 
-def test_a_processor_of_one_request_is_applied_to_its_row_alone(model):
-    def sevens(scores, history):
-        return torch.where(torch.arange(scores.shape[-1]) == 7, scores, -torch.inf)
+def sevens(scores, history):
+    """A processor that leaves one token."""
+    return torch.where(torch.arange(scores.shape[-1]) == 7, scores, -torch.inf)
 
+
+def test_a_processor_of_one_request_is_applied_to_its_row_alone(model):
     with Engine(model, max_rows=3) as engine:
         both = [engine.submit(PROMPT, max_new_tokens=9, processors=own) for own in ([], [sevens])]
         assert both[0].result(WAIT).tokens[0].tolist() == alone(model, max_new_tokens=9)
@@ -338,3 +345,108 @@ def test_an_option_that_the_modality_does_not_read_is_refused_by_name(model):
         pytest.raises(ValueError, match="voice is no option of this engine's requests; valid: max_new_tokens"),
     ):
         engine.submit(PROMPT, voice="theo")
+
+
+@pytest.mark.parametrize(("rows", "waiting"), [(8, 4), (1, 1), (3, 5)])
+def test_an_engine_holds_as_many_requests_as_it_says(model, rows, waiting):
+    """All come at once, before the engine's thread has taken the first one."""
+    gate, taken = Gate(), []
+    with Engine(model, max_rows=rows, max_queue=waiting) as engine:
+        for _ in range(2 * (rows + waiting)):
+            with suppress(queue.Full):
+                taken.append(engine.submit(PROMPT, max_new_tokens=2, stops=[gate]))
+        gate.opened.set()
+        assert all(handle.result(WAIT).lengths.tolist() == [2] for handle in taken)
+        engine.submit(PROMPT, max_new_tokens=1).result(WAIT)  # places are free again
+    assert len(taken) == rows + waiting
+
+
+def test_who_waits_for_a_place_gets_that_of_a_request_that_has_ended(model):
+    gate = Gate()
+    with Engine(model, max_rows=1, max_queue=1) as engine:
+        for _ in range(2):
+            engine.submit(PROMPT, max_new_tokens=2, stops=[gate])
+        Thread(target=lambda: (time.sleep(0.1), gate.opened.set())).start()
+        assert engine.submit(PROMPT, max_new_tokens=1, wait=WAIT).result(WAIT).lengths.tolist() == [1]
+
+
+def test_a_short_request_does_not_wait_for_long_ones(model):
+    """A row is kept for it; without one it still starts before all long ones that wait."""
+    for short_rows, place in ((1, 0), (0, 1)):
+        ended, gate = [], Gate()
+        with Engine(model, max_rows=2, short_rows=short_rows, max_length=2000) as engine:
+
+            def noted(name, most, ended=ended):
+                return lambda row, values: len(values) == most and ended.append(name) is not None
+
+            lengths = [100 + 10 * row for row in range(8)]
+            own = [[], [gate], *([] for _ in lengths[2:])]  # two run when the gate is reached
+            options = [{"max_new_tokens": each, "stops": [*gates, noted("long", each)]} for each, gates in zip(lengths, own, strict=True)]
+            handles = [engine.submit(PROMPT, processors=[sevens], **each) for each in options]
+            assert gate.reached.wait(WAIT)
+            handles.append(engine.submit(PROMPT, max_new_tokens=1, stops=[noted("short", 1)]))
+            gate.opened.set()
+            assert [handle.result(WAIT).lengths.tolist() for handle in handles] == [[each] for each in (*lengths, 1)]
+        assert ended.index("short") == place
+
+
+# --- the queue --------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Waiting:
+    """What a queue reads of a handle."""
+
+    size: int
+    client: str = ""
+    priority: int = 0
+    cancelled: bool = False
+    done: bool = False
+    together = True
+    columns = 1
+
+    @property
+    def work(self):
+        return self
+
+
+def test_no_request_waits_without_end():
+    """Short requests come for ever: a long one starts once a row has committed as many tokens as it asks for."""
+    line, now = RequestQueue(1, 99), 0
+    line.add(long := Waiting(100, "other"), now)
+    while True:
+        line.add(Waiting(10), now)
+        taken = line.take(None)
+        if taken is long:
+            break
+        taken.done, now = True, now + taken.size
+    assert now == 90  # the short one that came then is due after it
+
+
+def test_clients_take_turns():
+    line = RequestQueue(1, 99)
+    for _ in range(20):
+        line.add(Waiting(10, "many"), 0)
+    for _ in range(3):
+        line.add(Waiting(10, "few"), 0)
+    order = []
+    while (taken := line.take(None)) is not None:
+        taken.done = True
+        order.append(taken.client)
+    assert order[:6] == ["many", "few"] * 3
+    assert len(order) == 23
+
+
+@given(st.integers(1, 12), st.lists(st.sampled_from("abc"), max_size=40))
+def test_no_client_takes_the_places_of_others(total, asked):
+    places, holders = Places(total, "abc"), []
+    for client in asked:
+        if places.free(holders, client):
+            holders.append(client)
+    assert len(holders) <= total
+    for client in "abc":
+        while holders.count(client) < total // 6:  # half of the places are kept for three clients
+            assert places.free(holders, client)
+            holders.append(client)
+    assert len(holders) <= total
+    assert Places(total).free(["a"] * (total - 1), "a")  # one client alone may have all

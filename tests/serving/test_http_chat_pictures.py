@@ -11,6 +11,7 @@ from PIL import Image
 import mmspec
 from mmspec.loading.text import load_pair
 from mmspec.run.config import Config, DrafterSection, TargetSection
+from mmspec.serving.http import chat
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
 from mmspec.text.inputs.vision_inputs import MARK, VisionPrompt
@@ -131,7 +132,7 @@ def test_chats_and_prompts_without_pictures(client, pair):
     assert out.choices[0].text == expected
 
 
-def test_what_cannot_be_read_is_refused_in_one_line(client, pair):
+def test_what_cannot_be_read_is_refused_in_one_line(client, pair, monkeypatch):
     good = url_of(pair.examples[0].pictures[0])
     assert "picture 1 of the chat is no data URL" in refused(client, said("what?", "http://127.0.0.1/a.png"))
     assert "picture 2 of the chat is no data URL" in refused(client, said("what?", good, "file:///etc/passwd"))
@@ -146,9 +147,16 @@ def test_what_cannot_be_read_is_refused_in_one_line(client, pair):
     assert "the chat has 4 pictures: this server reads at most 3" in refused(client, said("what?", *[good] * 4))
     assert "cannot take this prompt" in refused(client, said(f"{MARK} what?", good))
     assert "messages.0.content" in refused(client, [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}])
-    sharp = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": good, "detail": "high"}}]}]
-    assert "detail" in refused(client, sharp)
-    assert ask(client, said(pair.examples[0].prompt, good)).choices[0].message.content == alone(pair, pair.examples[:1])[0]
+    sharp = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": good, "detail": "sharp"}}]}]
+    assert "messages.0.content.0.image_url.detail is 'sharp': give 'auto', 'low', 'high' or 'original'" in refused(client, sharp)
+    monkeypatch.setattr(chat, "PIXELS", 150)
+    assert "the first 2 pictures of the chat have" in refused(client, said("what?", *[url_of(Image.new("1", (10, 10)))] * 3))
+    monkeypatch.undo()
+    whole = alone(pair, pair.examples[:1])[0]
+    for detail in (None, "auto", "high"):
+        messages = said(pair.examples[0].prompt, good)
+        messages[0]["content"][0]["image_url"]["detail"] = detail
+        assert ask(client, messages).choices[0].message.content == whole
 
 
 def test_a_model_that_reads_text_only_refuses_pictures(pair):

@@ -1,11 +1,12 @@
 """The command `mmspec serve`: it starts, answers, and ends cleanly at a signal."""
 
-import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import openai
@@ -17,7 +18,7 @@ from mmspec.serving.http.loading import model_id
 from mmspec.serving.http.options import ServerOptions
 from mmspec.serving.http.server import address_of, bound_socket
 from tests.commands import ROOT
-from tests.serving.web import WAIT
+from tests.serving.web import WAIT, until
 
 
 def started(*words):
@@ -52,19 +53,31 @@ def test_a_signal_lets_running_requests_finish(number):
 
 
 def test_what_does_not_end_within_the_grace_is_cancelled():
-    process, told = started("--text", "mini", "--grace", "1", "--max-tokens", "400", "--draft-length", "0")
+    """Streams, and requests whose answer has not begun, end with an error; there is one line about all of them."""
+    process, told = started("--text", "mini", "--grace", "0.5", "--max-tokens", "400", "--draft-length", "0")
     try:
-        body = {"prompt": ["Once"] * 16, "max_tokens": 400, "temperature": 2.0, "stream": True, "n": 1}
         headers = {"Authorization": "Bearer key"}
-        with httpx.stream("POST", f"{told['url']}/v1/completions", json=body, headers=headers, timeout=WAIT) as answer:
-            assert answer.status_code == 200
-            lines = answer.iter_lines()
-            next(lines)
+        body = {"prompt": ["Once"] * 4, "max_tokens": 400, "temperature": 2.0}
+        post = partial(httpx.post, f"{told['url']}/v1/completions", headers=headers, timeout=WAIT)
+        with ThreadPoolExecutor(4) as pool:
+            streams = [pool.submit(post, json=body | {"stream": True}) for _ in range(3)]
+            whole = pool.submit(post, json=body)
+            running = 'mmspec_running_requests{model="mini-text"} 8.0'
+            until(lambda: running in httpx.get(f"{told['url']}/metrics", headers=headers, timeout=WAIT).text)
             process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(httpx.HTTPError):  # the connection may be closed
-                list(lines)
-        process.communicate(timeout=WAIT)
-        assert process.returncode == 0
+            for stream in streams:
+                last = json.loads(stream.result().text.strip().splitlines()[-1].removeprefix("data: "))
+                assert last["error"] == {
+                    "message": "the server is being stopped",
+                    "type": "server_error",
+                    "param": None,
+                    "code": "stopping",
+                }
+            assert (whole.result().status_code, whole.result().json()["error"]["code"]) == (503, "stopping")
+        out, err = process.communicate(timeout=WAIT)
+        assert (process.returncode, out) == (0, "")
+        lines = [line.partition(" at ")[0] for line in err.splitlines()]
+        assert lines == ["text mini-text", "4 requests did not end within 0.5 s and are cancelled"]
     finally:
         process.kill()
 
@@ -89,8 +102,8 @@ def test_wrong_command_lines(capsys, monkeypatch):
     assert "no recogniser ships" in refused(capsys, "--recognizer", "mini", "--port", "0")
     assert "unknown drafter 'lokup' (did you mean 'lookup'?)" in refused(capsys, "--text", "mini", "--drafter", "lokup", "--port", "0")
     assert "host is 'no.such.host.invalid'" in refused(capsys, "--text", "mini", "--host", "no.such.host.invalid")
+    monkeypatch.setattr("mmspec.serving.http.loading.load_served", None)  # the port is looked at before
     with bound_socket(ServerOptions(port=0)) as taken:
-        taken.listen()
         port = address_of(taken).rpartition(":")[2]
         assert f"127.0.0.1 port {port} cannot be used" in refused(capsys, "--text", "mini", "--port", port)
     monkeypatch.setenv("MMSPEC_API_KEYS", ",")

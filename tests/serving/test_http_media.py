@@ -3,7 +3,8 @@
 import base64
 import io
 import json
-from concurrent.futures import ThreadPoolExecutor
+import logging
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from contextlib import ExitStack
 from threading import Event
 
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 
 import mmspec
+from mmspec.serving.http.endpoints import speech
 from mmspec.serving.http.endpoints.speech import longest_sound
 from mmspec.serving.http.loading import ModelNames, load_served
 from mmspec.serving.http.options import ServerLimits
@@ -24,7 +26,8 @@ from mmspec.speech.sound.files import sound_bytes
 from tests.serving.web import WAIT, post, running, until
 from tests.speech.small_whisper import RATE, processor, sounds, whisper
 
-LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2)
+LIMITS = ServerLimits(max_inputs=3, max_seconds=20, max_queue=2, max_rows=2)
+PLACES = LIMITS.max_rows + LIMITS.max_queue
 
 
 @pytest.fixture(scope="module")
@@ -68,13 +71,13 @@ def test_pictures_are_those_of_the_call(site, client):
 def test_pictures_are_refused_by_name(client):
     for words, options in {
         "response_format is not supported": {"response_format": "url"},
-        "unknown field 'quality'": {"quality": "hd"},
+        "quality is not supported by this server: leave it out or send 'auto' or send 'standard'": {"quality": "hd"},
         "size": {"size": "512x512"},
         "give WIDTHxHEIGHT": {"size": "large"},
         "asks for 4 outputs": {"n": 4},
         "no prompt": {"prompt": " "},
-        "guidance": {"extra_body": {"guidance": "much"}},
-        "output_format: ": {"output_format": "gif"},
+        "guidance is 'much': give a number": {"extra_body": {"guidance": "much"}},
+        "output_format is 'gif': give 'png', 'jpeg' or 'webp'": {"output_format": "gif"},
     }.items():
         with pytest.raises(openai.BadRequestError) as refused:
             client.images.generate(**({"model": "mini-image", "prompt": "a large red star top left"} | options))
@@ -92,12 +95,12 @@ def test_pictures_of_several_clients_share_a_generation(site, monkeypatch):
         joined.append(self.rows)
 
     monkeypatch.setattr(Scheduler, "_begin", held)
-    prompts = served.loaded.examples[:3]
+    prompts = served.loaded.examples[: PLACES + 1]
     with ThreadPoolExecutor() as pool:
-        bodies = [{"prompt": prompt, "seed": 4 + row, "guidance": 1.0 + row} for row, prompt in enumerate(prompts[:2])]
+        bodies = [{"prompt": prompt, "seed": 4 + row, "guidance": 1.0 + row} for row, prompt in enumerate(prompts[:PLACES])]
         answers = [pool.submit(httpx.post, f"{site.url}/v1/images/generations", json=body, timeout=WAIT) for body in bodies]
-        until(lambda: served.queued == LIMITS.max_queue)
-        full = httpx.post(f"{site.url}/v1/images/generations", json={"prompt": prompts[2]}, timeout=WAIT)
+        until(lambda: served.queued == PLACES)
+        full = httpx.post(f"{site.url}/v1/images/generations", json={"prompt": prompts[PLACES]}, timeout=WAIT)
         assert (full.status_code, full.json()["error"]["code"]) == (429, "queue_full")
         opened.set()
         found = [answer.result(WAIT).json()["data"][0]["b64_json"] for answer in answers]
@@ -150,11 +153,11 @@ def test_the_servers_limit_holds_for_sound_without_a_length(site):
 def test_speech_is_refused_by_name(client):
     for words, options in {
         "voice": {"voice": "nobody"},
-        "response_format: ": {"response_format": "mp3"},
+        "response_format is 'mp3': give 'wav', 'flac' or 'pcm'": {"response_format": "mp3"},
         "speed is not supported": {"speed": 2.0},
         "stream_format is not supported": {"stream_format": "sse"},
-        "unknown field 'instructions'": {"instructions": "whisper"},
-        "input: ": {"input": "a" * 4097},
+        "instructions is not supported": {"instructions": "whisper"},
+        "input has 4097 characters: give at most 4096": {"input": "a" * 4097},
         "max_seconds is 30": {"extra_body": {"max_seconds": 30}},
     }.items():
         for form in ("wav", "pcm"):
@@ -213,7 +216,7 @@ def test_recordings_are_refused_by_name(site, client, recording):
         "cannot be read": {"file": ("talk.wav", b"no sound at all")},
         "holds no sound": {"file": ("talk.wav", empty.getvalue())},
         "temperature is not supported": {"temperature": 0.5},
-        "unknown field 'known_speaker_names'": {"extra_body": {"known_speaker_names": "a"}},
+        "known_speaker_names is not supported": {"extra_body": {"known_speaker_names": "a"}},
         "timestamp_granularities is for": {"timestamp_granularities": ["word"]},
         "language": {"language": "klingon"},
         "stream is not supported": {"stream": True},
@@ -261,7 +264,7 @@ def test_recommendations_are_refused_by_name(site):
         "histories is empty": {"histories": []},
         "give history for one user": {},
         "asks for 4 outputs": {"histories": [history] * 4},
-        "k: it should be": {"history": history, "k": 0},
+        "k is 0: give a number of at least 1": {"history": history, "k": 0},
         "unknown field 'top'": {"history": history, "top": 3},
     }.items():
         out = recommended(site, **body)
@@ -297,7 +300,7 @@ def busy(site):
 def test_a_full_queue_and_clients_that_leave(site, busy, kind, path, body):
     served = getattr(site.models, kind)
     with ExitStack() as stack:
-        for count in range(1, LIMITS.max_queue + 1):
+        for count in range(1, PLACES):  # one runs
             post(stack.enter_context(site.connect()), path, body)
             until(lambda count=count: served.queued == count)
         full = httpx.post(f"{site.url}{path}", json=body, timeout=WAIT)
@@ -313,6 +316,27 @@ def test_the_metrics_count_all_models(site):
         line = next(line for line in found.splitlines() if line.startswith(f'mmspec_tokens_total{{model="{name}"}}'))
         assert float(line.split()[-1]) > 0
     assert json.loads(httpx.get(f"{site.url}/health", timeout=WAIT).text) == {"status": "ok"}
+
+
+def test_a_stream_that_cannot_go_on_ends_without_a_traceback(site, monkeypatch):
+    """As at the end of the server: its connection is closed, so that clients see that it is not whole."""
+
+    def cancelled(handle):
+        raise CancelledError("the request was cancelled")
+
+    handler, told = logging.Handler(), []
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    monkeypatch.setattr(speech, "raise_failure", cancelled)
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "mmspec.serving")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    try:
+        with pytest.raises(httpx.RemoteProtocolError):
+            httpx.post(f"{site.url}/v1/audio/speech", json={"input": TEXT, "response_format": "pcm"}, timeout=WAIT)
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+    assert told == ["an answer of /v1/audio/speech was cut off: the server is being stopped"]
 
 
 def test_an_error_of_the_decoding_is_not_the_clients(site, client, caplog):

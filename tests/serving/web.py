@@ -47,12 +47,13 @@ class Site:
 
 
 @contextmanager
-def running(models: ServedModels, limits: ServerLimits | None = None, keys: tuple[str, ...] = ()) -> Iterator[Site]:
+def running(
+    models: ServedModels, limits: ServerLimits | None = None, keys: tuple[str, ...] = (), origins: tuple[str, ...] = ()
+) -> Iterator[Site]:
     limits = ServerLimits() if limits is None else limits
-    options = ServerOptions(port=0, limits=limits, keys=keys, grace=5)
-    app = create_app(models, limits, keys)
+    options = ServerOptions(port=0, limits=limits, keys=keys, grace=5, origins=origins)
+    app = create_app(models, limits, keys, origins=origins)
     with bound_socket(options) as bound:
-        bound.listen()
         server = make_server(app, options)
         thread = Thread(target=server.run, kwargs={"sockets": [bound]})
         thread.start()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Annotated, Any
 
 from mmspec.commands import common
@@ -36,6 +37,9 @@ _ENGINE = "local (one process, the default) or ray: replicas behind one address,
 _REPLICAS = "Replicas of the ray engine, each with its own models; 1 by default."
 _MOST = "Most replicas of the ray engine: it adds and ends some with the load. --replicas by default."
 _GRACE = "Seconds that running requests may take to finish after SIGTERM or Ctrl+C; 10 by default. Then they are cancelled."
+_ORIGINS = "Origins of web pages that may send requests (CORS), with commas between; * for all. None by default."
+_CONNECTIONS = "Most connections; 1024 by default. /health and /metrics are answered above it, too."
+_ADDRESS = "Most connections of one address; 512 by default."
 _INPUTS = "Most outputs of one request (prompts times n, pictures, histories), and most pictures of a chat; 16 by default."
 
 
@@ -52,6 +56,7 @@ def serve(
     tree: common.TREE = None,
     host: Annotated[str, option(SERVER, _HOST, metavar="NAME")] = "127.0.0.1",
     port: Annotated[int, option(SERVER, "Port; 8000 by default, 0 for a free one.", metavar="N")] = 8000,
+    cors_origins: Annotated[str | None, option(SERVER, _ORIGINS, metavar="LIST")] = None,
     grace: Annotated[float, option(SERVER, _GRACE, metavar="S")] = 10.0,
     engine: Annotated[str, option(SERVER, _ENGINE, metavar="NAME")] = "local",
     replicas: Annotated[int | None, option(SERVER, _REPLICAS, metavar="N")] = None,
@@ -70,6 +75,8 @@ def serve(
     max_body: Annotated[int, option(LIMITS, _BODY, metavar="N")] = 32 * 2**20,
     max_seconds: Annotated[float, option(LIMITS, _SOUND, metavar="S")] = 3600.0,
     timeout: Annotated[float, option(LIMITS, _TIMEOUT, metavar="S")] = 300.0,
+    max_connections: Annotated[int, option(LIMITS, _CONNECTIONS, metavar="N")] = 1024,
+    max_per_address: Annotated[int, option(LIMITS, _ADDRESS, metavar="N")] = 512,
     as_json: common.JSON = False,
     verbose: common.VERBOSE = False,
 ) -> None:
@@ -78,9 +85,9 @@ def serve(
     _check_installed()
     from mmspec.serving.http.options import ServerLimits, ServerOptions, api_keys
 
-    names = ("max_rows", "max_queue", "max_tokens", "max_inputs", "max_body", "max_seconds", "timeout")
-    limits = ServerLimits(**{name: given[name] for name in names})
-    options = ServerOptions(host, port, limits, api_keys(), grace)
+    limits = ServerLimits(**{each.name: given[each.name] for each in fields(ServerLimits)})
+    origins = tuple(each.strip() for each in (cors_origins or "").split(",") if each.strip())
+    options = ServerOptions(host, port, limits, api_keys(), grace, origins)
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if engine != "ray":
@@ -134,13 +141,14 @@ def _serve_here(given: dict[str, Any], names: Any, options: Any, tell: Callable[
 
     from mmspec.serving.http.endpoints.app import create_app
     from mmspec.serving.http.loading import load_served
-    from mmspec.serving.http.server import address_of, bound_socket, serve_app
+    from mmspec.serving.http.options import client_names
+    from mmspec.serving.http.server import address_of, allow_connections, bound_socket, serve_app
 
+    allow_connections(options.limits.max_connections)
     with bound_socket(options) as bound:
         with Console(stderr=True).status("loading") as status:
-            models = load_served(names, options.limits, lambda name: status.update(f"loading {name}"))
-        app = create_app(models, options.limits, options.keys)
-        bound.listen()
+            models = load_served(names, options.limits, lambda name: status.update(f"loading {name}"), clients=client_names(options.keys))
+        app = create_app(models, options.limits, options.keys, origins=options.origins)
         tell(address_of(bound))
         serve_app(app, bound, options)
 
@@ -150,7 +158,7 @@ def _serve_replicas(given: dict[str, Any], names: Any, options: Any, tell: Calla
     from mmspec.serving.replicas.service import serve_replicas
 
     count = ReplicaCount(1 if given["replicas"] is None else given["replicas"], given["max_replicas"])
-    serve_replicas(ReplicaPlan(names, options.limits, options.keys, os.getcwd()), count, options, tell)
+    serve_replicas(ReplicaPlan(names, options.limits, options.keys, os.getcwd(), options.origins), count, options, tell)
 
 
 def _tell(url: str, ids: dict[str, str], options: Any) -> None:

@@ -1,7 +1,7 @@
 """Outputs of a text request: submitted to the engine, read as they grow, cut before stop strings."""
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -131,13 +131,24 @@ class Choices:
         body: the request.
         max_tokens: the most new tokens of each output.
         seed: of the first output of each prompt; output i draws with seed + i.
+        client: who asks.
+        check: called between outputs; raises where the work is to be abandoned.
 
     Raises:
         ValueError: for invalid arguments.
         Full: of `queue`, if the queue has no place for all outputs.
     """
 
-    def __init__(self, served: TextServed, prompts: Sequence[Mapping[str, Tensor]], body: TextBody, max_tokens: Sequence[int], seed: int):
+    def __init__(
+        self,
+        served: TextServed,
+        prompts: Sequence[Mapping[str, Tensor]],
+        body: TextBody,
+        max_tokens: Sequence[int],
+        seed: int,
+        client: Hashable,
+        check: Callable[[], None],
+    ):
         self.served, self.seed, self.all = served, seed, []
         self.prompt_tokens = sum(inputs["input_ids"].shape[1] for inputs in prompts)
         stops = (StopStrings(body.stops, served.pair.decode),) if body.stops else ()
@@ -152,7 +163,8 @@ class Choices:
         try:
             for inputs, most in zip(prompts, max_tokens, strict=True):
                 for number in range(body.n):
-                    handle = served.engine.submit(inputs, seed=seed + number, max_new_tokens=most, **options)
+                    check()
+                    handle = served.engine.submit(inputs, seed=seed + number, max_new_tokens=most, client=client, **options)
                     self.all.append(TextChoice(len(self.all), handle, served, body.stops, most))
         except BaseException:
             self.cancel()
@@ -246,6 +258,10 @@ def checked_ids(served: TextServed, ids: Sequence[int]) -> dict[str, Tensor]:
     Raises:
         ApiError: 400, for no ids, and for ids that the model does not have.
     """
+    room = served.engine.model.max_length
+    if room is not None and len(ids) > room:
+        message = f"the prompt has {len(ids)} tokens: the model has {room} positions"
+        raise ApiError(400, message, "prompt", "context_length_exceeded")
     size = served.pair.target.config.get_text_config(decoder=True).vocab_size
     if not ids or not 0 <= min(ids) <= max(ids) < size:
         raise ApiError(400, f"the prompt has no ids or ids out of range: the model has tokens 0 to {size - 1}", "prompt")

@@ -1,13 +1,15 @@
 """Errors in the shape of the OpenAI API: `{"error": {"message", "type", "param", "code"}}`."""
 
+import json
 import logging
 import queue
-import re
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from mmspec.core.result import DecodeError
@@ -17,7 +19,7 @@ _LOG = logging.getLogger("mmspec.serving")
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
 GONE = 499
 """Status noted for requests whose client has left; it is not sent."""
-_FIELD, _KINDS = re.compile(r"[a-z_]+|\d+"), ("str", "int")  # of the places that pydantic names, those that are fields
+_SHOWN = 60  # characters of a wrong value that are shown
 
 
 class ApiError(HTTPException):
@@ -67,7 +69,7 @@ def api_error(error: BaseException) -> ApiError:
         return error
     if isinstance(error, queue.Full):
         return ApiError(429, "too many requests are waiting: try again later", code="queue_full", headers={"Retry-After": "1"})
-    if isinstance(error, EngineClosed):
+    if isinstance(error, (EngineClosed, CancelledError)):  # whose requests are cancelled by nobody else
         return ApiError(503, "the server is being stopped", code="stopping")
     if isinstance(error, ValueError) and not isinstance(error, DecodeError):
         return ApiError(400, str(error))
@@ -91,37 +93,101 @@ def install_handlers(app: FastAPI) -> None:
         app: the application.
     """
 
-    @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        return invalid_fields(list(error.errors())).response()
-
     @app.exception_handler(HTTPException)
-    async def known(_: Request, error: HTTPException) -> JSONResponse:
+    async def known(request: Request, error: HTTPException) -> JSONResponse:
         if isinstance(error, ApiError):
             return error.response()
-        return JSONResponse(error_body(error.status_code, str(error.detail)), error.status_code, error.headers)
+        what = f"{request.method} {request.url.path[:100]!r}"
+        line = {404: f"there is no {what} here", 405: f"there is no {what} here, but with another method"}.get(error.status_code)
+        return JSONResponse(error_body(error.status_code, line or str(error.detail)), error.status_code, error.headers)
 
     @app.exception_handler(Exception)
     async def unknown_error(_: Request, error: Exception) -> JSONResponse:
         return _failed(error).response()  # the server logs it
 
 
-def invalid_fields(errors: list[Any]) -> ApiError:
-    """Return the error for the first field that pydantic found wrong; of a field with several forms, for the one that fits best.
+_TYPE_ERRORS = {
+    "string_type": "a text",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "list_type": "a list",
+    "model_type": "an object",
+    "model_attributes_type": "an object",
+    "dict_type": "an object",
+}
+"""What a field takes, by pydantic's error for a value of another type."""
+_RULES: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "greater_than": lambda context: f"a number above {_number(context['gt'])}",
+    "greater_than_equal": lambda context: f"a number of at least {_number(context['ge'])}",
+    "less_than": lambda context: f"a number below {_number(context['lt'])}",
+    "less_than_equal": lambda context: f"a number of at most {_number(context['le'])}",
+    "finite_number": lambda _: "a finite number",
+    "literal_error": lambda context: context["expected"],
+    "union_tag_invalid": lambda context: f"an object whose {context['discriminator']} is {context['expected_tags'].replace(', ', ' or ')}",
+    "union_tag_not_found": lambda context: f"an object with {context['discriminator']}",
+    "too_long": lambda context: f"at most {context['max_length']}",
+    "too_short": lambda context: f"at least {context['min_length']}",
+    "string_too_long": lambda context: f"at most {context['max_length']}",
+    "string_too_short": lambda context: f"at least {context['min_length']}",
+}
+"""What a field takes, by pydantic's error for a value of the right type."""
+_COUNTS = ("too_long", "too_short", "string_too_long", "string_too_short")
+
+
+def invalid_fields(error: ValidationError, given: Mapping[str, Any]) -> ApiError:
+    """Return the error for the first field that is wrong: its name, its value, and what it takes.
 
     Args:
-        errors: pydantic's errors.
+        error: pydantic's. Of a field with several forms it has one for each; that which went deepest fits best.
+        given: the fields that were sent.
     """
-    first = max((each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]), key=lambda each: len(each["loc"]))
-    place = [str(part) for part in first["loc"] if part != "body"]
-    field = ".".join(part for part in place if _FIELD.fullmatch(part) and part not in _KINDS) or None
-    if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', 'it cannot be read')}")
-    if first["type"] == "extra_forbidden":
-        return ApiError(400, f"unknown field {'.'.join(place)[:100]!r}: leave it out", field, "unknown_field")
-    if first["type"] == "missing":
-        return ApiError(400, f"{field} is missing" if field else "the body is missing: send JSON", field)
-    if first["type"] == "value_error":
-        return ApiError(400, str(first["ctx"]["error"]), field)
-    message = str(first["msg"]).replace("Input", "it", 1)
-    return ApiError(400, f"{field or 'the body'}: {message}", field)
+    found = [(_place(each["loc"], given), each) for each in error.errors(include_url=False, include_input=False)]
+    same = [(place, each) for place, each in found if place[:1] == found[0][0][:1]]
+    place, worst = max(same, key=lambda pair: (len(pair[0]), pair[1]["type"] not in _TYPE_ERRORS))
+    kind, context, name = worst["type"], worst.get("ctx", {}), ".".join(map(str, place))
+    if kind == "extra_forbidden":
+        return ApiError(400, f"unknown field {name[:100]!r}: leave it out", name[:100], "unknown_field")
+    if kind == "missing":
+        null = place[-1:] == worst["loc"][-1:]
+        name = ".".join(map(str, place if null else (*place, worst["loc"][-1])))
+        return ApiError(400, f"{name} is {'null: give a value' if null else 'missing'}", name)
+    if kind == "value_error":
+        message = str(context["error"])
+        return ApiError(400, message if not name or message.startswith(name) else f"{name}: {message}", name or None)
+    if kind in _RULES:
+        rule = _RULES[kind](context)
+    else:  # every form of the field that is no deeper
+        rules = [_TYPE_ERRORS.get(each["type"], str(each["msg"])) for other, each in same if other == place]
+        rule = " or ".join(dict.fromkeys(rules))
+    described = _described(_value(given, place), kind in _COUNTS)
+    return ApiError(400, f"{name or 'the body'} {described}: give {rule}", name or None)
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if value == int(value) else str(value)
+
+
+def _place(location: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
+    """The fields of a place that pydantic names, without the forms of fields in between."""
+    found: list[int | str] = []
+    for part in location:
+        if (isinstance(given, Mapping) and part in given) or (isinstance(given, list) and isinstance(part, int) and part < len(given)):
+            found.append(part)
+            given = given[part]
+    return tuple(found)
+
+
+def _value(given: Any, place: Sequence[int | str]) -> Any:
+    for part in place:
+        given = given[part]
+    return given
+
+
+def _described(value: Any, counted: bool) -> str:
+    """A value as JSON has it; its length where that is wrong, and of what is long."""
+    if isinstance(value, (str, list, dict)) and (counted or len(value) > _SHOWN):
+        return f"has {len(value)} {'characters' if isinstance(value, str) else 'entries' if isinstance(value, list) else 'fields'}"
+    text = repr(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return f"is {text if len(text) <= 2 * _SHOWN else text[:_SHOWN] + '...'}"

@@ -1,6 +1,6 @@
 """Models by name for a server, each with the thread that runs it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,14 @@ class ModelNames:
     dtype: str = "float32"
 
 
-def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], Any] | None = None, *, engines: bool = True) -> ServedModels:
+def load_served(
+    names: ModelNames,
+    limits: ServerLimits,
+    told: Callable[[str], Any] | None = None,
+    *,
+    engines: bool = True,
+    clients: Collection[str] = (),
+) -> ServedModels:
     """Load all models of a server and start their threads.
 
     Args:
@@ -58,6 +65,7 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         told: called with the name of each model before it is loaded.
         engines: run speech and pictures in engines where the models allow; False for workers, which run one request at a time. Text
             always runs in an engine.
+        clients: those that places of every model are kept for; see `client_names`.
 
     Returns:
         The models.
@@ -66,12 +74,13 @@ def load_served(names: ModelNames, limits: ServerLimits, told: Callable[[str], A
         ValueError, FileNotFoundError: for what cannot be loaded or served, in one line.
     """
     found: dict[str, Any] = {}
+    room = _Room(limits, clients)
     if names.text is not None:
         _tell(told, names.text.target.path)
-        found["text"] = _text(names.text, limits)
+        found["text"] = _text(names.text, room)
     for kind, name in names.names.items():
         _tell(told, name)
-        found[kind] = _OTHERS[kind](name, names, limits, engines)
+        found[kind] = _OTHERS[kind](name, names, room, engines)
     return ServedModels(**found)
 
 
@@ -93,50 +102,64 @@ def _tell(told: Callable[[str], Any] | None, name: str) -> None:
         told(name)
 
 
-def _text(config: Config, limits: ServerLimits) -> TextServed:
+@dataclass(frozen=True)
+class _Room:
+    """How many requests of a model may run and wait."""
+
+    limits: ServerLimits
+    clients: Collection[str]
+
+    @property
+    def of_engine(self) -> dict[str, Any]:
+        """Arguments of `Engine`. Where several requests run at a time, one more row is kept for short ones."""
+        limits = self.limits
+        shared = {"max_rows": limits.max_rows, "max_queue": limits.max_queue, "clients": self.clients}
+        return shared | {"short_rows": int(limits.max_rows > 1)}
+
+    def worker(self, kind: str) -> ModelWorker:
+        return ModelWorker(f"mmspec-{kind}", self.limits.max_queue, self.limits.max_rows, self.clients)
+
+
+def _text(config: Config, room: _Room) -> TextServed:
     pair, section = load_pair(config), config.drafter
     options = {"accept": pair.accept, "draft_length": section.length, "tree": section.tree}
-    engine = Engine(pair.target, pair.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue, **options)
+    engine = Engine(pair.target, pair.drafter, **room.of_engine, **options)
     return TextServed(model_id("text", pair.name), engine, pair)
 
 
-def _worker(kind: str, limits: ServerLimits) -> ModelWorker:
-    return ModelWorker(f"mmspec-{kind}", limits.max_queue, limits.max_rows)
-
-
-def _image(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> ImageServed:
+def _image(name: str, names: ModelNames, room: _Room, engines: bool) -> ImageServed:
     drafter = names.drafters.get("image")
     loaded = load_image_model(name, names.dtype, device_of(names.device))
     check_decoder(loaded)
     loaded = with_image_drafter(loaded, drafter)
     method = drafting_method(loaded, [None], drafter)
-    engine = _picture_engine(loaded, method, limits) if engines else None
-    return ImageServed(model_id("image", name), loaded, _worker("image", limits), method, engine)
+    engine = _picture_engine(loaded, method, room) if engines else None
+    return ImageServed(model_id("image", name), loaded, room.worker("image"), method, engine)
 
 
-def _picture_engine(loaded: Loaded, method: str, limits: ServerLimits) -> Engine | None:
+def _picture_engine(loaded: Loaded, method: str, room: _Room) -> Engine | None:
     """The engine of an image model; None where its method is not token-exact, so that pictures would be others than the method's."""
     model = loaded.model
     if not isinstance(model, ImageModel) or method_of(method).rule(model).exactness != TOKEN_EXACT:
         return None
     length = usual_window(method_of(method)) - 1
-    return Engine(model, method=method, draft_length=length, max_rows=limits.max_rows, max_queue=limits.max_queue)
+    return Engine(model, method=method, draft_length=length, **room.of_engine)
 
 
-def _speech(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> SpeechServed | SpeechWorkerServed:
+def _speech(name: str, names: ModelNames, room: _Room, engines: bool) -> SpeechServed | SpeechWorkerServed:
     loaded = load_speaker(name, names.drafters.get("speech"), names.dtype, device_of(names.device))
-    engine = _speech_engine(loaded, limits) if engines else None
+    engine = _speech_engine(loaded, room) if engines else None
     if engine is None:
-        return SpeechWorkerServed(model_id("speech", name), loaded, _worker("speech", limits))
+        return SpeechWorkerServed(model_id("speech", name), loaded, room.worker("speech"))
     return SpeechServed(model_id("speech", name), engine, loaded)
 
 
-def _speech_engine(loaded: Speaker, limits: ServerLimits) -> Engine | None:
+def _speech_engine(loaded: Speaker, room: _Room) -> Engine | None:
     """The engine of a speech model; None where its rows cannot join a running generation, or their rule depends on the temperature."""
     if getattr(loaded.model, "draws_always", False):
         return None
     try:
-        engine = Engine(loaded.model, loaded.drafter, max_rows=limits.max_rows, max_queue=limits.max_queue)
+        engine = Engine(loaded.model, loaded.drafter, **room.of_engine)
     except ValueError:
         return None
     try:
@@ -147,21 +170,21 @@ def _speech_engine(loaded: Speaker, limits: ServerLimits) -> Engine | None:
     return engine
 
 
-def _recognizer(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> RecognizerServed:
+def _recognizer(name: str, names: ModelNames, room: _Room, engines: bool) -> RecognizerServed:
     from mmspec.loading.hearing import load_transcriber
 
     if name == "mini":
         raise ValueError("recognizer is mini, but no recogniser ships with mmspec: give a folder or a hub name")
     loaded = load_transcriber(name, names.drafters.get("recognizer", "none"), names.device, names.dtype)
-    return RecognizerServed(model_id("recognizer", name), loaded, _worker("recognizer", limits))
+    return RecognizerServed(model_id("recognizer", name), loaded, room.worker("recognizer"))
 
 
-def _recommender(name: str, names: ModelNames, limits: ServerLimits, engines: bool) -> RecommenderServed:
+def _recommender(name: str, names: ModelNames, room: _Room, engines: bool) -> RecommenderServed:
     loaded = load_recommender(name, None, names.drafters.get("recommender"), names.dtype, device_of(names.device))
-    return RecommenderServed(model_id("recommender", name), loaded, _worker("recommender", limits))
+    return RecommenderServed(model_id("recommender", name), loaded, room.worker("recommender"))
 
 
-_OTHERS: dict[str, Callable[[str, ModelNames, ServerLimits, bool], Any]] = {
+_OTHERS: dict[str, Callable[[str, ModelNames, _Room, bool], Any]] = {
     "image": _image,
     "speech": _speech,
     "recognizer": _recognizer,

@@ -1,6 +1,8 @@
 """The models of a server: what each needs to answer requests, and finding one by its id."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
+from functools import cached_property
 from threading import Lock
 from time import time
 from typing import Any, Protocol
@@ -13,6 +15,9 @@ from mmspec.recsys.cost import CostModel
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.worker import ModelWorker
+
+PIECE = 2**14
+"""Characters that are tokenized at a time to find out whether a long text fits."""
 
 
 class ServedModel(Protocol):
@@ -86,6 +91,53 @@ class TextServed(EngineServed):
 
     pair: Pair
     lock: Lock = field(default_factory=Lock, repr=False)  # of the tokenizer, whose padding state is shared
+
+    @cached_property
+    def token_bytes(self) -> int:
+        """Most bytes of text that one token can stand for."""
+        return max(len(token.encode()) for token in self.pair.tokenizer.get_vocab())
+
+    def check_fits(self, text: str, check: Callable[[], None], name: str) -> None:
+        """Refuse a text that has more tokens than the model has positions, without tokenizing all of it.
+
+        Args:
+            text: the text.
+            check: called between pieces; raises where the work is to be abandoned.
+            name: the field.
+
+        Raises:
+            ApiError: 400, for such a text.
+        """
+        room, size = self.engine.model.max_length, len(text.encode())
+        if room is None or size <= room:
+            return
+        if size > room * self.token_bytes:
+            most = f"at most {room * self.token_bytes} bytes fit in the model's {room} positions"
+            raise ApiError(400, f"{name} has {size} bytes: {most}", name, "context_length_exceeded")
+        count = 0
+        for start in range(0, len(text) - PIECE, PIECE):  # what is not longer than a piece is tokenized once
+            check()
+            with self.lock:
+                count += len(self.pair.tokenizer(text[start : start + PIECE], add_special_tokens=False)["input_ids"])
+            count -= self.token_bytes  # a token that the end of the piece cuts
+            if count > room:
+                raise ApiError(400, f"{name} has more tokens than the model's {room} positions", name, "context_length_exceeded")
+
+    def ids_of(self, text: str, check: Callable[[], None], name: str, special: bool = True) -> list[int]:
+        """Return the token ids of a text that fits the model.
+
+        Args:
+            text: the text.
+            check, name: as in `check_fits`.
+            special: add the tokens that the tokenizer puts around a text.
+
+        Raises:
+            ApiError: 400, for a text with more tokens than the model has positions.
+        """
+        self.check_fits(text, check, name)
+        check()
+        with self.lock:
+            return self.pair.tokenizer(text, add_special_tokens=special)["input_ids"]
 
 
 @dataclass(frozen=True)

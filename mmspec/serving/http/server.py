@@ -1,8 +1,11 @@
 """The server's process: its socket, uvicorn, and a clean end at SIGTERM and SIGINT."""
 
+import asyncio
+import logging
+import math
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
 
@@ -10,21 +13,22 @@ import uvicorn
 from fastapi import FastAPI
 
 from mmspec.serving.http.options import ServerOptions
-from mmspec.serving.http.protocol import BoundedHeadProtocol
+from mmspec.serving.http.protocol import BoundedProtocol
 
-CONNECTIONS = 1024
-"""Most connections; above it requests get 503."""
+_LOG = logging.getLogger("mmspec.serving")
 _ENDS = (signal.SIGINT, signal.SIGTERM)
+_FILES = 256  # that the process opens beside connections
+_REST = 5.0  # seconds for requests to end once they are cancelled
 
 
 def bound_socket(options: ServerOptions) -> socket.socket:
-    """Take the port, before models are loaded.
+    """Take the port, before models are loaded, so that a second server on it fails at once.
 
     Args:
         options: host and port.
 
     Returns:
-        The socket; connections wait until the server runs.
+        The socket, which listens: connections wait until the server runs.
 
     Raises:
         ValueError: if the address cannot be used, in one line.
@@ -37,6 +41,7 @@ def bound_socket(options: ServerOptions) -> socket.socket:
     try:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind(address)
+        found.listen()  # without it a second socket could be bound, too
     except OSError as error:
         found.close()
         raise ValueError(f"{options.host} port {options.port} cannot be used: {error.strerror}; give another --port") from None
@@ -65,16 +70,67 @@ def make_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """
     config = uvicorn.Config(
         app,
-        http=BoundedHeadProtocol,
+        http=BoundedProtocol.within(options.limits),
         ws="none",
         log_level="warning",
         access_log=False,
         server_header=False,
-        limit_concurrency=CONNECTIONS,
-        timeout_graceful_shutdown=max(1, round(options.grace)),
+        timeout_graceful_shutdown=math.ceil(options.grace + _REST),
         lifespan="on",
     )
-    return uvicorn.Server(config)
+    return _Server(config, app.state.server.stop, options.grace)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's server, which ends requests itself after the grace: each gets its error, and nothing is torn down in the middle.
+
+    Args:
+        config: uvicorn's.
+        stop: cancels all requests; may block.
+        grace: seconds before that.
+    """
+
+    def __init__(self, config: uvicorn.Config, stop: Callable[[], None], grace: float):
+        super().__init__(config)
+        self._stop, self._grace = stop, grace
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Let requests finish, then cancel them, and end.
+
+        Args:
+            sockets: what the server listened on.
+        """
+        stopping = asyncio.ensure_future(self._stop_later())
+        try:
+            await super().shutdown(sockets)
+        finally:
+            stopping.cancel()
+
+    async def _stop_later(self) -> None:
+        await asyncio.sleep(self._grace)
+        if self.server_state.tasks:
+            _LOG.warning("%s requests did not end within %g s and are cancelled", len(self.server_state.tasks), self._grace)
+        await asyncio.to_thread(self._stop)
+
+
+def allow_connections(most: int) -> None:
+    """Raise this process's limit of open files, if it is too low for its connections.
+
+    Args:
+        most: most connections.
+
+    Raises:
+        ValueError: if the limit cannot be raised that far, in one line.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    need = most + _FILES
+    if soft != resource.RLIM_INFINITY and soft < need:
+        if hard != resource.RLIM_INFINITY and hard < need:
+            room = f"this process may open {hard} files"
+            raise ValueError(f"max_connections is {most}, but {room}: raise ulimit -n, or give at most {hard - _FILES}")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (need, hard))
 
 
 def serve_app(app: FastAPI, bound: socket.socket, options: ServerOptions) -> None:

@@ -2,7 +2,7 @@
 
 import queue
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from threading import Condition
@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from mmspec.serving.admission import Places
 from mmspec.serving.model_thread import EngineClosed, ModelThread, check_process, check_wait
 from mmspec.serving.openmp import release_threads
 
@@ -37,9 +38,11 @@ class WorkerJob:
     Args:
         run: what makes the output; called with the job in the worker's thread. It should call `on_step` often. Or how the job runs
             together with others.
+        client: who asked for it.
     """
 
-    def __init__(self, run: "Callable[[WorkerJob], Any] | SharedCall"):
+    def __init__(self, run: "Callable[[WorkerJob], Any] | SharedCall", client: Hashable = None):
+        self.client = client
         self.shared = run if isinstance(run, SharedCall) else None
         self.run: Callable[[WorkerJob], Any] = (lambda job: run.run([job])[0]) if isinstance(run, SharedCall) else run
         self.future: Future[Any] = Future()
@@ -64,29 +67,33 @@ class WorkerJob:
 
 
 class ModelWorker:
-    """A thread that runs the jobs of one model in order of arrival.
+    """A thread that runs the jobs of one model: those of clients in turn, those of a client in order of arrival.
 
     A job that may share a call takes with it those waiting ones that have its key.
 
     Args:
         name: name of the thread.
-        max_queue: most jobs that wait.
+        max_queue: most jobs that wait beside those that run: one, or as many as share a call.
         max_rows: most rows of a call that several jobs share.
+        clients: those that places are kept for, see `Places`.
     """
 
-    def __init__(self, name: str, max_queue: int, max_rows: int = 1):
+    def __init__(self, name: str, max_queue: int, max_rows: int = 1, clients: Collection[Hashable] = ()):
         self.max_queue, self.max_rows = max_queue, max_rows
+        self._places = Places(max_queue + 1, clients)
         self._jobs: deque[WorkerJob] = deque()
         self._current: list[WorkerJob] = []
+        self._last: Hashable = None  # the client of the last call
         self._changed = Condition()
         self._closed = False
         self._thread = ModelThread(name, self._work, self._cancel_all)
 
-    def submit(self, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
+    def submit(self, run: Callable[[WorkerJob], Any] | SharedCall, client: Hashable = None) -> WorkerJob:
         """Queue a job. Safe under threads.
 
         Args:
             run: as in `WorkerJob`.
+            client: who asks.
 
         Returns:
             The job; its `future` has what `run` returns or raises.
@@ -97,13 +104,14 @@ class ModelWorker:
             RuntimeError: in a process that was forked from the worker's.
         """
         check_process(self._thread.process, "worker")
-        job = WorkerJob(run)
+        job = WorkerJob(run, client)
         with self._changed:
             if self._closed:
                 raise EngineClosed("the worker is closed")
             self._jobs = deque(each for each in self._jobs if not each.cancelled)
-            if len(self._jobs) >= self.max_queue:
-                raise queue.Full(f"{self.max_queue} requests are waiting")
+            most = self.max_queue + (1 if job.shared is None else self.max_rows)
+            if not self._places.free([each.client for each in (*self._current, *self._jobs) if not each.future.done()], client, most):
+                raise queue.Full(f"{len(self._jobs)} requests are waiting")
             self._jobs.append(job)
             self._changed.notify()
         return job
@@ -162,9 +170,15 @@ class ModelWorker:
             self._changed.wait_for(lambda: self._jobs or self._closed)
             if self._closed:
                 return []
-            self._current = [self._jobs.popleft()]
+            first = self._first()
+            self._jobs.remove(first)
+            self._last, self._current = first.client, [first]
             self._take_sharing()
             return self._current
+
+    def _first(self) -> WorkerJob:
+        """The first job of another client than the last one; else the first one."""
+        return next((job for job in self._jobs if job.client != self._last), self._jobs[0])
 
     def _take_sharing(self) -> None:
         """Move waiting jobs to those that run, as long as there are rows left for them."""

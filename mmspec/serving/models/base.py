@@ -16,6 +16,10 @@ from mmspec.core.stats import Stats
 Options = TypeVar("Options")
 
 
+PROMPT_COLUMNS = 8
+"""So many columns of a prompt count as one token in the size of a request, as they are run many at a time."""
+
+
 class RequestOutput:
     """What is made of the tokens of one request: here the tokens themselves.
 
@@ -81,6 +85,11 @@ class EngineWork(Protocol):
     @property
     def columns(self) -> int:
         """Columns of its prompt, by which it is decided which requests start together."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """How long it may run, in tokens, `PROMPT_COLUMNS` columns of its prompt counted as one."""
         ...
 
     @property

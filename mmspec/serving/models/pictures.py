@@ -96,6 +96,11 @@ class PictureWork:
         """Positions of its prompts."""
         return self.encoded.mask.numel()
 
+    @property
+    def size(self) -> int:
+        """How long it may run; see `EngineWork.size`."""
+        return self.model.raster.length
+
     def output(self) -> "PictureOutput":
         """Return what takes in its codes."""
         return PictureOutput(self.model)

@@ -84,6 +84,11 @@ class RecommendWork:
         return self.inputs["input_ids"].shape[1]
 
     @property
+    def size(self) -> int:
+        """How long it may run; see `EngineWork.size`."""
+        return self.catalogue.paths.shape[1]
+
+    @property
     def together(self) -> bool:
         """True for histories: prompts of another form do not tell drafters their items."""
         return SHOWN in self.inputs

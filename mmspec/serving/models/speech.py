@@ -19,7 +19,7 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request
-from mmspec.serving.models.base import RequestOutput
+from mmspec.serving.models.base import PROMPT_COLUMNS, RequestOutput
 from mmspec.serving.models.rows import RowsModel, by_rows, check_greedy, check_one_row, shared_rule
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel
@@ -91,6 +91,11 @@ class SpeechWork:
     def most(self) -> int:
         """Largest number of steps."""
         return self.ready.steps
+
+    @property
+    def size(self) -> int:
+        """How long it may run; see `EngineWork.size`."""
+        return self.most + self.columns // PROMPT_COLUMNS
 
     def output(self) -> "SpeechOutput":
         """Return what makes sound of its steps."""

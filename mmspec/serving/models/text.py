@@ -23,7 +23,7 @@ from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
-from mmspec.serving.models.base import RequestOutput
+from mmspec.serving.models.base import PROMPT_COLUMNS, RequestOutput
 from mmspec.serving.models.rows import RowsModel, by_rows, check_greedy, check_one_row, shared_rule
 from mmspec.text.inputs.prompt import TextPrompt
 from mmspec.text.pieces import text_pieces
@@ -99,6 +99,11 @@ class TextWork:
     def columns(self) -> int:
         """Tokens of its prompt."""
         return len(self.ids)
+
+    @property
+    def size(self) -> int:
+        """How long it may run; see `EngineWork.size`."""
+        return self.most + self.columns // PROMPT_COLUMNS
 
     def output(self) -> RequestOutput:
         """Return what takes in its tokens."""

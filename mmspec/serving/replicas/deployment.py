@@ -13,8 +13,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mmspec.serving.http.endpoints.app import create_app
 from mmspec.serving.http.loading import ModelNames, load_served
-from mmspec.serving.http.options import ServerLimits
-from mmspec.serving.http.server import CONNECTIONS
+from mmspec.serving.http.options import ServerLimits, client_names
 from mmspec.serving.replicas.totals import PERIOD, ReplicaMetrics
 
 NAME = "mmspec"
@@ -33,12 +32,14 @@ class ReplicaPlan:
         limits: bounds of requests, of each replica.
         keys: accepted API keys.
         home: the folder that names of folders are relative to.
+        origins: web pages of these origins may send requests in a browser.
     """
 
     names: ModelNames
     limits: ServerLimits
     keys: tuple[str, ...]
     home: str
+    origins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -90,14 +91,14 @@ class Replica:
             if not Path(plan.home).is_dir():
                 raise ValueError(f"{plan.home} is not there on {os.uname().nodename}: run the command in a folder that all machines share")
             os.chdir(plan.home)
-            self.models = load_served(plan.names, plan.limits)
+            self.models = load_served(plan.names, plan.limits, clients=client_names(plan.keys))
         except (ValueError, FileNotFoundError, ImportError) as error:
             ray.get(totals.refuse.remote(str(error)))
             raise
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Return the application, as Ray Serve asks for it."""
-        app = create_app(self.models, self.plan.limits, self.plan.keys, self.metrics)
+        app = create_app(self.models, self.plan.limits, self.plan.keys, self.metrics, self.plan.origins)
         app.router.lifespan_context = _reporting(app.router.lifespan_context, self.metrics)
         return app
 
@@ -156,8 +157,8 @@ def application(plan: ReplicaPlan, count: ReplicaCount, totals: Any, gpus: bool,
         serve.ingress()(Replica),
         name=NAME,
         ray_actor_options={"num_cpus": 1, "num_gpus": int(gpus)},
-        max_ongoing_requests=limits.max_rows + models * (1 + limits.max_queue) + CONNECTIONS,  # the replica itself answers 429
-        max_queued_requests=CONNECTIONS,
+        max_ongoing_requests=models * (1 + limits.max_rows + limits.max_queue) + limits.max_connections,  # the replica itself answers 429
+        max_queued_requests=limits.max_connections,
         graceful_shutdown_timeout_s=grace,
         graceful_shutdown_wait_loop_s=0.1,
         health_check_period_s=_HEALTH_SECONDS,

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.choices import drafting_facts, seed_of
-from mmspec.serving.http.endpoints.shared import check_count, server_state, worked
+from mmspec.serving.http.endpoints.shared import check_count, client_of, read_body, server_state, worked
 from mmspec.serving.http.errors import api_error
 from mmspec.serving.http.models import ImageServed
 from mmspec.serving.http.schemas.media import ImageBody
@@ -23,12 +23,11 @@ router = APIRouter()
 
 
 @router.post("/v1/images/generations")
-async def draw(body: ImageBody, request: Request) -> dict[str, Any]:
+async def draw(request: Request) -> dict[str, Any]:
     """Generate pictures.
 
     Args:
-        body: the request.
-        request: its connection.
+        request: the request; its body is `ImageBody`.
 
     Returns:
         The pictures, as base64 of image files.
@@ -37,6 +36,7 @@ async def draw(body: ImageBody, request: Request) -> dict[str, Any]:
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
+    body, _ = await read_body(request, ImageBody)
     served: ImageServed = state.models.find("image", body.model)
     check_count(state, body.n)
     seed = seed_of(body.seed)
@@ -60,7 +60,7 @@ async def _joined(request: Request, served: ImageServed, body: ImageBody, seed: 
     """The pictures of a request, drawn in one generation with those of others."""
     handles: list[RequestHandle] = []
     try:
-        await run_in_threadpool(_submit, served, body, seed, handles)
+        await run_in_threadpool(_submit, served, body, seed, handles, client_of(request))
         await answer(request, all_ended(handles), server_state(request).limits.timeout)
         outs: list[Pictures] = [handle.result(0) for handle in handles]
         return outs, await run_in_threadpool(lambda: [_file(out, 0, body) for out in outs])
@@ -71,11 +71,11 @@ async def _joined(request: Request, served: ImageServed, body: ImageBody, seed: 
             handle.cancel()
 
 
-def _submit(served: ImageServed, body: ImageBody, seed: int, handles: list[RequestHandle]) -> None:
+def _submit(served: ImageServed, body: ImageBody, seed: int, handles: list[RequestHandle], client: str) -> None:
     assert served.engine is not None
     options = _options(served, body)
     for row, prompt in enumerate(served.loaded.prompts(body.prompt, body.n)):
-        handles.append(served.engine.submit(prompt, seed=seed + row, **options))
+        handles.append(served.engine.submit(prompt, seed=seed + row, client=client, **options))
 
 
 def _options(served: ImageServed, body: ImageBody) -> dict[str, Any]:

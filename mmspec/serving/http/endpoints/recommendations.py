@@ -1,6 +1,6 @@
 """`/v1/recommendations`: not an endpoint of OpenAI's, in the same style."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
@@ -11,16 +11,15 @@ from fastapi import APIRouter, Request
 from mmspec.core.records import Committed, Step
 from mmspec.core.stats import Stats
 from mmspec.recsys.generation import recommend
+from mmspec.serving.http.bodies import ITEMS
 from mmspec.serving.http.choices import drafting_facts
-from mmspec.serving.http.endpoints.shared import check_count, server_state, worked
+from mmspec.serving.http.endpoints.shared import ServerState, check_count, in_lane, read_body, server_state, worked
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.models import RecommenderServed
 from mmspec.serving.http.schemas.media import Item, RecommendationBody
 from mmspec.serving.http.worker import SharedCall, WorkerJob
 
 router = APIRouter()
-ITEMS = 10_000
-"""Most items of a list in a request."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,11 @@ class _Found:
 
 
 @router.post("/v1/recommendations")
-async def recommend_items(body: RecommendationBody, request: Request) -> dict[str, Any]:
+async def recommend_items(request: Request) -> dict[str, Any]:
     """Recommend items.
 
     Args:
-        body: the request.
-        request: its connection.
+        request: the request; its body is `RecommendationBody`.
 
     Returns:
         For every history items, scores and names, best first.
@@ -56,20 +54,26 @@ async def recommend_items(body: RecommendationBody, request: Request) -> dict[st
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
+    body, large = await read_body(request, RecommendationBody)
     served: RecommenderServed = state.models.find("recommender", body.model)
+    asked = await in_lane(request, large, lambda check: _asked(state, served, body, check))
+    shared = SharedCall((body.k, body.unseen), len(asked.histories), asked, lambda jobs: _recommend(served, body.k, body.unseen, jobs))
+    out: _Found = await worked(request, served, shared)
+    state.metrics.add(served.id, [out.stats])
+    return {"object": "list", "model": served.id, "data": _rows(served, out), "mmspec": drafting_facts(None, [out.stats])}
+
+
+def _asked(state: ServerState, served: RecommenderServed, body: RecommendationBody, check: Callable[[], None]) -> _Asked:
     histories = _histories(body)
     check_count(state, len(histories))
     for name in ("allow", "deny"):
         _check_items(served, name, getattr(body, name) or [])
     for history in histories:
+        check()
         _check_items(served, "history", history)
         if not history:
             raise ApiError(400, "history is empty: a user needs at least one item", "history")
-    asked = _Asked(histories, body.allow, body.deny)
-    shared = SharedCall((body.k, body.unseen), len(histories), asked, lambda jobs: _recommend(served, body.k, body.unseen, jobs))
-    out: _Found = await worked(request, served, shared)
-    state.metrics.add(served.id, [out.stats])
-    return {"object": "list", "model": served.id, "data": _rows(served, out), "mmspec": drafting_facts(None, [out.stats])}
+    return _Asked(histories, body.allow, body.deny)
 
 
 def _rows(served: RecommenderServed, out: _Found) -> list[dict[str, Any]]:

@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel
 
+from mmspec.serving.http.bodies import SMALL, BodyBound, Lanes, check_type, parsed
 from mmspec.serving.http.choices import Choices, TextChoice
 from mmspec.serving.http.errors import ApiError, api_error, timed_out
+from mmspec.serving.http.gate import CLIENT
 from mmspec.serving.http.metrics import ServerMetrics
 from mmspec.serving.http.models import ServedModels, WorkerServed
 from mmspec.serving.http.options import ServerLimits
@@ -17,6 +20,11 @@ from mmspec.serving.http.waiting import Changes, answer, job_result
 from mmspec.serving.http.worker import SharedCall, WorkerJob
 
 EVENTS = "text/event-stream"
+QUIET = 10.0
+"""Seconds without an event after which a stream gets a comment, so that proxies and clients do not take it for dead."""
+KEEP_ALIVE = b": keep-alive\n\n"
+T = TypeVar("T")
+Body = TypeVar("Body", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -27,11 +35,20 @@ class ServerState:
         models: the models.
         limits: bounds of requests.
         metrics: where work is counted.
+        bounds: what bodies may hold, by path.
+        lanes: threads that read requests.
     """
 
     models: ServedModels
     limits: ServerLimits
     metrics: ServerMetrics
+    bounds: Mapping[str, BodyBound]
+    lanes: Lanes
+
+    def stop(self) -> None:
+        """Cancel all requests, and end all threads. Blocks until they have ended."""
+        self.lanes.close()
+        self.models.close()
 
 
 def server_state(request: Request) -> ServerState:
@@ -41,6 +58,52 @@ def server_state(request: Request) -> ServerState:
         request: the request.
     """
     return request.app.state.server
+
+
+def client_of(request: Request) -> str:
+    """Return the name of a request's client: of its API key if keys are asked for, else its address.
+
+    Args:
+        request: the request.
+    """
+    return request.scope.get(CLIENT, "")
+
+
+async def in_lane(request: Request, large: bool, work: Callable[[Callable[[], None]], T], undo: Callable[[T], Any] | None = None) -> T:
+    """Run some work on a request in a thread, until its client leaves; see `Lanes.run`.
+
+    Args:
+        request: the request.
+        large, work, undo: as in `Lanes.run`.
+
+    Returns:
+        What `work` returns.
+
+    Raises:
+        ApiError: for every failure, with its status.
+    """
+    state = server_state(request)
+    return await state.lanes.run(request, state.limits.timeout, large, work, undo)
+
+
+async def read_body(request: Request, kind: type[Body]) -> tuple[Body, bool]:
+    """Read and check the body of a request.
+
+    Args:
+        request: the request.
+        kind: what the body is.
+
+    Returns:
+        The body, and whether it is a large one.
+
+    Raises:
+        ApiError: for what is wrong with it.
+    """
+    check_type(request)
+    content, bound = await request.body(), server_state(request).bounds[request.url.path]
+    request._body = b""  # read, and kept by nobody
+    large = len(content) > SMALL
+    return await in_lane(request, large, lambda _: parsed(content, kind, bound)), large
 
 
 def check_count(state: ServerState, count: int) -> None:
@@ -53,14 +116,16 @@ def check_count(state: ServerState, count: int) -> None:
     Raises:
         ApiError: 400, for none, or more than the server makes at a time.
     """
-    if not 1 <= count <= state.limits.max_inputs:
-        raise ApiError(400, f"the request asks for {count} outputs: this server makes 1 to {state.limits.max_inputs} at a time", "n")
+    most = min(state.limits.max_inputs, state.limits.max_rows + state.limits.max_queue)
+    if not 1 <= count <= most:
+        raise ApiError(400, f"the request asks for {count} outputs: this server makes 1 to {most} at a time", "n")
 
 
-def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
+def submitted(request: Request, served: WorkerServed, run: Callable[[WorkerJob], Any] | SharedCall) -> WorkerJob:
     """Queue a job of a model.
 
     Args:
+        request: the request.
         served: the model.
         run: as in `WorkerJob`.
 
@@ -71,7 +136,7 @@ def submitted(served: WorkerServed, run: Callable[[WorkerJob], Any] | SharedCall
         ApiError: 429, for a full queue; 503, while the server is being stopped.
     """
     try:
-        return served.worker.submit(run)
+        return served.worker.submit(run, client_of(request))
     except Exception as error:
         raise api_error(error) from error
 
@@ -90,7 +155,7 @@ async def worked(request: Request, served: WorkerServed, run: Callable[[WorkerJo
     Raises:
         ApiError: for every failure, with its status.
     """
-    return await answer(request, job_result(submitted(served, run)), server_state(request).limits.timeout)
+    return await answer(request, job_result(submitted(request, served, run)), server_state(request).limits.timeout)
 
 
 def event(data: dict[str, Any] | str) -> bytes:
@@ -128,11 +193,15 @@ async def text_events(
         for choice in left if opening is not None else ():
             yield event(opening(choice))  # type: ignore[misc]
         while left:
+            now = asyncio.get_running_loop().time()
             try:
-                async with asyncio.timeout_at(until):
+                async with asyncio.timeout_at(min(until, now + QUIET)):
                     await changes.wait()
             except TimeoutError:
-                raise timed_out(state.limits.timeout) from None
+                if now + QUIET >= until:
+                    raise timed_out(state.limits.timeout) from None
+                yield KEEP_ALIVE
+                continue
             for choice in left:
                 if text := choice.read():
                     yield event(chunk(choice, text, None))

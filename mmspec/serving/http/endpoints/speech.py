@@ -3,6 +3,7 @@
 import asyncio
 import io
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Request
@@ -11,7 +12,7 @@ from torch import Tensor
 
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.choices import seed_of
-from mmspec.serving.http.endpoints.shared import ServerState, server_state, submitted
+from mmspec.serving.http.endpoints.shared import ServerState, client_of, in_lane, read_body, server_state, submitted
 from mmspec.serving.http.errors import ApiError, api_error
 from mmspec.serving.http.models import SpeechServed, SpeechWorkerServed
 from mmspec.serving.http.schemas.media import SpeechBody
@@ -28,12 +29,11 @@ _MEDIA = {"wav": "audio/wav", "flac": "audio/flac", "pcm": "audio/pcm"}
 
 
 @router.post("/v1/audio/speech")
-async def synthesize_text(body: SpeechBody, request: Request) -> Response:
+async def synthesize_text(request: Request) -> Response:
     """Synthesize a text.
 
     Args:
-        body: the request.
-        request: its connection.
+        request: the request; its body is `SpeechBody`.
 
     Returns:
         The sound file; pcm as it is made.
@@ -42,13 +42,14 @@ async def synthesize_text(body: SpeechBody, request: Request) -> Response:
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
+    body, _ = await read_body(request, SpeechBody)
     served: SpeechServed | SpeechWorkerServed = state.models.find("speech", body.model)
     if body.max_seconds is not None and body.max_seconds > state.limits.max_seconds:
         raise ApiError(400, f"max_seconds is {body.max_seconds:g}: this server makes at most {state.limits.max_seconds:g} s", "max_seconds")
     seed = seed_of(body.seed)
     rate = served.loaded.model.rate
     headers = {"X-Sample-Rate": str(rate), "X-Seed": str(seed)}
-    source = _sound(state, served, body, seed)
+    source = await _sound(request, served, body, seed)
     if body.response_format == "pcm":
         sound = _PcmStream(state, served, source)
         first = await answer(request, sound.first(), state.limits.timeout)
@@ -72,17 +73,16 @@ def longest_sound(model: Any, most: float) -> float | None:
     return most if (own - model.lead) / model.pace > most else None
 
 
-def _sound(state: ServerState, served: SpeechServed | SpeechWorkerServed, body: SpeechBody, seed: int) -> "_EngineSound | _WorkerSound":
+async def _sound(request: Request, served: SpeechServed | SpeechWorkerServed, body: SpeechBody, seed: int) -> "_EngineSound | _WorkerSound":
     """Submit a request. Its failures have their status."""
-    bound = longest_sound(served.loaded.model, state.limits.max_seconds)
+    bound = longest_sound(served.loaded.model, server_state(request).limits.max_seconds)
     options = {"seed": seed, "voice": body.voice, "temperature": body.temperature, "top_k": body.top_k, "top_p": body.top_p}
     options |= {"max_seconds": bound if body.max_seconds is None else body.max_seconds}
     if isinstance(served, SpeechWorkerServed):
-        return _WorkerSound(served, body, options)
-    try:
-        return _EngineSound(served.engine.submit(body.input, **options))
-    except Exception as error:
-        raise api_error(error) from error
+        return _WorkerSound(request, served, body, options)
+    client = client_of(request)
+    submit = partial(served.engine.submit, body.input, client=client, **options)
+    return _EngineSound(await in_lane(request, False, lambda _: submit(), RequestHandle.cancel))
 
 
 def pcm_bytes(wave: Tensor, rate: int) -> bytes:
@@ -129,7 +129,7 @@ class _EngineSound:
 class _WorkerSound:
     """The sound of a request of a worker."""
 
-    def __init__(self, served: SpeechWorkerServed, body: SpeechBody, options: Mapping[str, Any]):
+    def __init__(self, request: Request, served: SpeechWorkerServed, body: SpeechBody, options: Mapping[str, Any]):
         self.made: asyncio.Queue[Tensor | None] = asyncio.Queue()
         loop = asyncio.get_running_loop()
 
@@ -144,7 +144,7 @@ class _WorkerSound:
             finally:
                 put(None)
 
-        self.job = submitted(served, run)
+        self.job = submitted(request, served, run)
 
     async def whole(self) -> Speech:
         """The sound once it is complete. Raises what ended the request."""

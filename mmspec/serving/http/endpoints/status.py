@@ -13,7 +13,7 @@ from mmspec.serving.http.models import ServedModels
 router = APIRouter()
 
 
-@router.get("/v1/models")
+@router.api_route("/v1/models", methods=["GET", "HEAD"])
 async def list_models(request: Request) -> dict[str, Any]:
     """List the models.
 
@@ -27,7 +27,7 @@ async def list_models(request: Request) -> dict[str, Any]:
     return {"object": "list", "data": [_entry(models, kind) for kind in models.all]}
 
 
-@router.get("/v1/models/{name:path}")
+@router.api_route("/v1/models/{name:path}", methods=["GET", "HEAD"])
 async def one_model(name: str, request: Request) -> dict[str, Any]:
     """Describe a model.
 
@@ -52,7 +52,7 @@ def _entry(models: ServedModels, kind: str) -> dict[str, Any]:
     return {"id": models.all[kind].id, "object": "model", "created": models.created, "owned_by": "mmspec", "kind": kind}
 
 
-@router.get("/health")
+@router.api_route("/health", methods=["GET", "HEAD"])
 async def health(request: Request) -> JSONResponse:
     """Tell whether all models can answer.
 
@@ -66,7 +66,7 @@ async def health(request: Request) -> JSONResponse:
     return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
 
 
-@router.get("/metrics")
+@router.api_route("/metrics", methods=["GET", "HEAD"])
 def metrics(request: Request) -> Response:
     """Return the metrics.
 

@@ -8,13 +8,12 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response, StreamingResponse
-from starlette.concurrency import run_in_threadpool
 from torch import Tensor
 
 from mmspec.serving.http.chat import chat_inputs
 from mmspec.serving.http.choices import Choices, TextChoice, checked_ids, most_tokens, seed_of
-from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, server_state, text_events
-from mmspec.serving.http.errors import ApiError, api_error
+from mmspec.serving.http.endpoints.shared import EVENTS, ServerState, check_count, client_of, in_lane, read_body, server_state, text_events
+from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.logprobs import chat_logprobs, completion_logprobs
 from mmspec.serving.http.models import TextServed
 from mmspec.serving.http.schemas.text import ChatBody, CompletionBody, TextBody
@@ -26,12 +25,11 @@ COMPLETION_TOKENS = 16
 
 
 @router.post("/v1/completions")
-async def complete(body: CompletionBody, request: Request) -> Response:
+async def complete(request: Request) -> Response:
     """Continue prompts.
 
     Args:
-        body: the request.
-        request: its connection.
+        request: the request; its body is `CompletionBody`.
 
     Returns:
         The completions, or a stream of them.
@@ -40,6 +38,7 @@ async def complete(body: CompletionBody, request: Request) -> Response:
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
+    body, large = await read_body(request, CompletionBody)
     served: TextServed = state.models.find("text", body.model)
     head = _head("cmpl", "text_completion", served.id)
 
@@ -47,22 +46,21 @@ async def complete(body: CompletionBody, request: Request) -> Response:
         logprobs = None if body.reported is None else completion_logprobs(choice.logprobs())
         return {"index": choice.index, "text": text, "logprobs": logprobs, "finish_reason": reason}
 
-    def start() -> Choices:
+    def start(check: Callable[[], None]) -> Choices:
         check_count(state, len(body.prompts) * body.n)
-        prompts = [_completion_inputs(served, prompt) for prompt in body.prompts]
+        prompts = [_completion_inputs(served, prompt, check) for prompt in body.prompts]
         most = [most_tokens(served, inputs, body.max_tokens, COMPLETION_TOKENS, state.limits) for inputs in prompts]
-        return Choices(served, prompts, body, most, seed_of(body.seed))
+        return Choices(served, prompts, body, most, seed_of(body.seed), client_of(request), check)
 
-    return await _respond(request, body, start, head, head, row, None)
+    return await _respond(request, body, large, start, head, head, row, None)
 
 
 @router.post("/v1/chat/completions")
-async def chat(body: ChatBody, request: Request) -> Response:
+async def chat(request: Request) -> Response:
     """Answer a chat, through the chat template of the model's tokenizer, or of its processor if it reads pictures.
 
     Args:
-        body: the request.
-        request: its connection.
+        request: the request; its body is `ChatBody`.
 
     Returns:
         The answers, or a stream of them.
@@ -71,6 +69,7 @@ async def chat(body: ChatBody, request: Request) -> Response:
         ApiError: for what is wrong with the request.
     """
     state = server_state(request)
+    body, large = await read_body(request, ChatBody)
     served: TextServed = state.models.find("text", body.model)
     head = _head("chatcmpl", "chat.completion", served.id)
     chunks = head | {"object": "chat.completion.chunk"}
@@ -86,20 +85,22 @@ async def chat(body: ChatBody, request: Request) -> Response:
         first = {"index": choice.index, "logprobs": None, "finish_reason": None, "delta": {"role": "assistant", "content": ""}}
         return chunks | {"choices": [first]}
 
-    def start() -> Choices:
+    def start(check: Callable[[], None]) -> Choices:
         check_count(state, body.n)
-        inputs = chat_inputs(served, body.messages, state.limits.max_inputs)
+        inputs = chat_inputs(served, body.messages, state.limits.max_inputs, check)
         asked, name = _asked_tokens(body)
         most = most_tokens(served, inputs, asked, state.limits.max_tokens, state.limits, name)
-        return Choices(served, [inputs], body, [most], seed_of(body.seed))
+        return Choices(served, [inputs], body, [most], seed_of(body.seed), client_of(request), check)
 
-    return await _respond(request, body, start, head, chunks, row, opening)
+    large = large or any(message.pictures for message in body.messages)  # small files may be large pictures
+    return await _respond(request, body, large, start, head, chunks, row, opening)
 
 
 async def _respond(
     request: Request,
     body: TextBody,
-    start: Callable[[], Choices],
+    large: bool,
+    start: Callable[[Callable[[], None]], Choices],
     head: dict[str, Any],
     chunk_head: dict[str, Any],
     row: Callable[[TextChoice, str, str | None], dict[str, Any]],
@@ -109,7 +110,7 @@ async def _respond(
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options is for streams: leave it out, or send stream true", "stream_options")
     state = server_state(request)
-    choices = await _submitted(start)
+    choices = await in_lane(request, large, start, Choices.cancel)
     if not body.stream:
         return await _whole(request, state, choices, head, row)
     usage = body.stream_options is not None and body.stream_options.include_usage
@@ -119,14 +120,6 @@ async def _respond(
 
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(text_events(state, choices, chunk, opening, usage), media_type=EVENTS, headers=headers)
-
-
-async def _submitted(start: Callable[[], Choices]) -> Choices:
-    """Run `start` in a thread: tokenizers and checks of long prompts take their time."""
-    try:
-        return await run_in_threadpool(start)
-    except Exception as error:
-        raise api_error(error) from error
 
 
 async def _whole(request: Request, state: ServerState, choices: Choices, head: dict[str, Any], row: Callable[..., Any]) -> Response:
@@ -144,11 +137,10 @@ def _head(kind: str, name: str, model: str) -> dict[str, Any]:
     return {"id": f"{kind}-{secrets.token_hex(12)}", "object": name, "created": int(time()), "model": model}
 
 
-def _completion_inputs(served: TextServed, prompt: str | list[int]) -> dict[str, Tensor]:
+def _completion_inputs(served: TextServed, prompt: str | list[int], check: Callable[[], None]) -> dict[str, Tensor]:
     if not isinstance(prompt, str):
         return checked_ids(served, prompt)
-    with served.lock:
-        ids = served.pair.tokenizer(prompt)["input_ids"]
+    ids = served.ids_of(prompt, check, "prompt")
     if not ids:
         raise ApiError(400, "the prompt is empty: it needs at least one token", "prompt")
     return checked_ids(served, ids)

@@ -8,12 +8,11 @@ import torch
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
 from torch import Tensor
 
 from mmspec.serving.http.choices import drafting_facts
-from mmspec.serving.http.endpoints.shared import server_state, worked
+from mmspec.serving.http.endpoints.shared import in_lane, server_state, worked
 from mmspec.serving.http.errors import ApiError, api_error, invalid_fields
 from mmspec.serving.http.models import RecognizerServed
 from mmspec.serving.http.schemas.media import TranscriptionFields
@@ -24,7 +23,6 @@ from mmspec.speech.sound.audio import at_rate
 
 router = APIRouter()
 _MEDIA = {"text": "text/plain; charset=utf-8", "srt": "application/x-subrip", "vtt": "text/vtt"}
-_LISTED = "timestamp_granularities[]"
 
 
 @router.post("/v1/audio/transcriptions")
@@ -47,9 +45,9 @@ async def transcribe_upload(request: Request) -> Response:
         content = await file.read()
     try:
         times, rate = fields.timestamps, extractor_of(served.loaded.processor).sampling_rate
-        wave = await run_in_threadpool(decoded_sound, content, rate, state.limits.max_seconds)
     except Exception as error:
         raise api_error(error) from error
+    wave = await in_lane(request, True, lambda _: decoded_sound(content, rate, state.limits.max_seconds))
     pair = served.loaded
 
     def run(job: Any) -> Any:
@@ -67,17 +65,17 @@ def _fields(form: FormData) -> tuple[TranscriptionFields, UploadFile]:
     if not isinstance(file, UploadFile):
         raise ApiError(400, "file is missing: send the recording as a multipart form", "file")
     for name in form:
-        values = form.getlist(name)
-        if name in (_LISTED, "timestamp_granularities"):
-            given["timestamp_granularities"] = values
+        values, plain = form.getlist(name), name.partition("[")[0]  # clients write lists as name[], and objects as name[field]
+        if plain == "timestamp_granularities":
+            given[plain] = values
         elif name != "file":
-            if len(values) > 1:
+            if len(values) > 1 and name == plain:
                 raise ApiError(400, f"{name} was sent {len(values)} times: send it once", name)
-            given[name] = values[0]
+            given[plain] = values[0] if name == plain else values
     try:
         return TranscriptionFields.model_validate(given), file
     except ValidationError as error:
-        raise invalid_fields(error.errors()) from None
+        raise invalid_fields(error, given) from None
 
 
 def decoded_sound(content: bytes, rate: int, most: float) -> Tensor:

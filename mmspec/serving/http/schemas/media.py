@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, field_validator
 
-from mmspec.serving.http.schemas.base import ApiBody, Finite, Seed, Temperature, Text, TopK, TopP
+from mmspec.serving.http.schemas.base import FIRST_ERROR, ApiBody, Finite, Seed, Temperature, Text, TopK, TopP
 
 SOUNDS = ("wav", "flac", "pcm")
 """Formats of speech."""
@@ -25,7 +25,20 @@ class ImageBody(ApiBody):
         temperature, top_k, top_p, guidance: as in `mmspec.vision.generate`.
     """
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"response_format": (None, "b64_json"), "stream": (None, False)}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "background": ("auto", "opaque"),
+        "complexity": (),
+        "frame_count": (1,),
+        "frame_duration_ms": (),
+        "moderation": ("auto", "low"),
+        "output_compression": (),
+        "partial_images": (0,),
+        "quality": ("auto", "standard"),
+        "response_format": ("b64_json",),
+        "stream": (False,),
+        "style": (),
+        "svg": (),
+    }
 
     prompt: Annotated[Text, Field(max_length=32_000)]
     n: Annotated[int, Field(ge=1)] = 1
@@ -63,7 +76,7 @@ class SpeechBody(ApiBody):
         temperature, top_k, top_p, max_seconds: as in `mmspec.speech.synthesize`.
     """
 
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"speed": (None, 1), "stream_format": (None, "audio")}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"instructions": ("",), "speed": (1,), "stream_format": ("audio",)}
 
     input: Annotated[Text, Field(min_length=1, max_length=4096)]
     voice: Text | None = None
@@ -86,12 +99,21 @@ class TranscriptionFields(ApiBody):
     """
 
     model_config = ConfigDict(extra="forbid", strict=False, frozen=True)
-    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"temperature": ("0", "0.0"), "stream": ("false", "False")}
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "chunking_strategy": ("auto",),
+        "include": (),
+        "keywords": (),
+        "known_speaker_names": (),
+        "known_speaker_references": (),
+        "languages": (),
+        "stream": ("false", "False"),
+        "temperature": ("0", "0.0"),
+    }
 
     language: Text | None = None
     prompt: Text | None = None
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
-    timestamp_granularities: list[Literal["segment", "word"]] = Field(default_factory=list)
+    timestamp_granularities: Annotated[list[Literal["segment", "word"]], FIRST_ERROR] = Field(default_factory=list)
 
     @property
     def timestamps(self) -> str | None:
@@ -119,12 +141,12 @@ class RecommendationBody(ApiBody):
         deny: items that may not be recommended, to any of them.
     """
 
-    history: list[Item] | None = None
-    histories: list[list[Item]] | None = None
+    history: Annotated[list[Item], FIRST_ERROR] | None = None
+    histories: Annotated[list[Annotated[list[Item], FIRST_ERROR]], FIRST_ERROR] | None = None
     k: Annotated[int, Field(ge=1, le=1000)] = 10
     unseen: bool = False
-    allow: list[Item] | None = None
-    deny: list[Item] | None = None
+    allow: Annotated[list[Item], FIRST_ERROR] | None = None
+    deny: Annotated[list[Item], FIRST_ERROR] | None = None
 
     @field_validator("histories")
     @classmethod

@@ -4,28 +4,24 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
 
-from mmspec.serving.http.schemas.base import ApiBody, Seed, Temperature, Text, TopK, TopP
+from mmspec.serving.http.schemas.base import FIRST_ERROR, ApiBody, ApiFields, Seed, Temperature, Text, TopK, TopP
 
-_UNUSED: dict[str, tuple[Any, ...]] = {
-    "frequency_penalty": (None, 0),
-    "presence_penalty": (None, 0),
-    "logit_bias": (None, {}),
-}
+_UNUSED: dict[str, tuple[Any, ...]] = {"frequency_penalty": (0,), "presence_penalty": (0,), "logit_bias": ({},)}
 STOPS = 16
 """Most stop strings of a request."""
 Stop = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(ApiFields):
     """Options of a stream.
 
     Attributes:
         include_usage: send the token counts in a last chunk.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {"include_obfuscation": (False,)}
 
     include_usage: bool = False
 
@@ -49,23 +45,9 @@ class TextBody(ApiBody):
     top_p: TopP | None = None
     top_k: TopK | None = None
     repetition_penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=STOPS)] | None = None
+    stop: Stop | Annotated[list[Stop], FIRST_ERROR, Field(max_length=STOPS)] | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
-
-    @field_validator("n", "stream", mode="before")
-    @classmethod
-    def null_is_left_out(cls, value: Any, info: Any) -> Any:
-        """Take null as the default, as OpenAI does.
-
-        Args:
-            value: what was sent.
-            info: which field.
-
-        Returns:
-            The value.
-        """
-        return cls.model_fields[info.field_name].default if value is None else value
 
     @property
     @abstractmethod
@@ -90,12 +72,17 @@ class CompletionBody(TextBody):
 
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNUSED,
-        "echo": (None, False),
-        "suffix": (None,),
-        "best_of": (None, 1),
+        "echo": (False,),
+        "suffix": ("",),
+        "best_of": (1,),
     }
 
-    prompt: Text | list[Text] | list[int] | list[list[int]]
+    prompt: (
+        Text
+        | Annotated[list[Text], FIRST_ERROR]
+        | Annotated[list[int], FIRST_ERROR]
+        | Annotated[list[Annotated[list[int], FIRST_ERROR]], FIRST_ERROR]
+    )
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: Annotated[int, Field(ge=0, le=5)] | None = None
 
@@ -114,7 +101,11 @@ class CompletionBody(TextBody):
         return [each for each in self.prompt if not isinstance(each, int)]
 
 
-class TextPart(BaseModel):
+class _Part(ApiFields):
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"prompt_cache_breakpoint"})
+
+
+class TextPart(_Part):
     """A part of a message: text.
 
     Attributes:
@@ -122,35 +113,29 @@ class TextPart(BaseModel):
         text: the text.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     type: Literal["text"]
     text: Text
 
 
-class ImageUrl(BaseModel):
+class ImageUrl(ApiFields):
     """Where a picture is.
 
     Attributes:
         url: a data URL with the picture itself, base64: nothing is fetched from other addresses.
-        detail: "auto": pictures are read in the size that the model's processor gives them.
+        detail: not read: pictures are read in the size that the model's processor gives them.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
     url: Text
-    detail: Literal["auto"] | None = None
+    detail: Literal["auto", "low", "high", "original"] | None = None
 
 
-class ImagePart(BaseModel):
+class ImagePart(_Part):
     """A part of a message: a picture, for models that read pictures.
 
     Attributes:
         type: "image_url".
         image_url: the picture.
     """
-
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
     type: Literal["image_url"]
     image_url: ImageUrl
@@ -159,7 +144,7 @@ class ImagePart(BaseModel):
 Part = Annotated[TextPart | ImagePart, Field(discriminator="type")]
 
 
-class ChatMessage(BaseModel):
+class ChatMessage(ApiFields):
     """A message of a chat.
 
     Attributes:
@@ -167,10 +152,17 @@ class ChatMessage(BaseModel):
         content: what is said, and shown.
     """
 
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+    HARMLESS: ClassVar[frozenset[str]] = frozenset({"name"})
+    NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "annotations": ([],),
+        "audio": (),
+        "function_call": (),
+        "refusal": (),
+        "tool_calls": ([],),
+    }
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
+    content: Text | Annotated[list[Part], FIRST_ERROR]
 
     @property
     def parts(self) -> list[TextPart | ImagePart]:
@@ -195,7 +187,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatBody(TextBody):
-    """The body of `/v1/chat/completions`.
+    """The body of `/v1/chat/completions`. `prediction` could make an answer faster, and would not change it.
 
     Attributes:
         messages: the chat so far.
@@ -204,15 +196,24 @@ class ChatBody(TextBody):
         top_logprobs: and those of this many most likely ones.
     """
 
+    HARMLESS: ClassVar[frozenset[str]] = ApiBody.HARMLESS | {"parallel_tool_calls", "prediction"}
     NEUTRAL: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **_UNUSED,
-        "tools": (None, []),
-        "tool_choice": (None, "none"),
-        "response_format": (None, {"type": "text"}),
-        "store": (None, False),
+        "audio": (),
+        "function_call": ("none", "auto"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "reasoning_effort": (),
+        "response_format": ({"type": "text"},),
+        "store": (False,),
+        "tool_choice": ("none", "auto"),
+        "tools": ([],),
+        "verbosity": ("medium",),
+        "web_search_options": (),
     }
 
-    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    messages: Annotated[list[ChatMessage], FIRST_ERROR, Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
