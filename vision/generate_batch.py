@@ -56,7 +56,7 @@ def make_job(args: argparse.Namespace, loaded: Loaded | None = None) -> Job:
     drafts = method not in ("plain", "chain") if vectors else method_of(method).windowed
     own = {"method": method} | ({"window": TOKENS if vectors else usual_window(method_of(method))} if drafts else {})
     sized = () if is_file_model(args.model) else ("size",)  # of a file it is a matter of loading
-    names = ("method", "window", "temperature", "top_k", "drift_budget", "head_steps", "sigma_out", "draft_steps", *sized)
+    names = ("method", "window", "temperature", "top_k", "top_p", "drift_budget", "head_steps", "sigma_out", "draft_steps", *sized)
     options: dict[str, Any] = own | {name: value for name in names if (value := getattr(args, name)) is not None} | {"guidance": scale}
     joining = drafts if args.batching is None else args.batching == "continuous"
     work = Draw(loaded, options, args.seed, args.batch_size, joining)
@@ -106,7 +106,8 @@ def main() -> None:
     parser.add_argument("--window", type=int, help="tokens in flight a forward, by default the method's own")
     parser.add_argument("--guidance", type=float, help="scale; 1 for none, default the minis' own")
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--top-k", type=int)
+    parser.add_argument("--top-k", type=int, help="draw from the K most likely codes only")
+    parser.add_argument("--top-p", type=float, help="draw from the smallest set of codes with total probability P")
     parser.add_argument("--drift-budget", type=float, help="total variation a lossy method may spend on a picture")
     parser.add_argument("--head-steps", type=int, help="of continuous tokens: steps of the head's chain")
     parser.add_argument("--draft-steps", type=steps, help="of continuous tokens: steps of the chain drafted at once, 0 to 31, or auto")
