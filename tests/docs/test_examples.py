@@ -1,0 +1,80 @@
+"""The command lines that readers are shown: all are found, and each runs, or is read by the program that it names."""
+
+import argparse
+import io
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.docs.examples import examples
+from tests.docs.pages import ROOT
+from tests.docs.world import Begun, run, world
+
+EXAMPLES = examples()
+SCRIPTS = [example for example in EXAMPLES if example.program.endswith(".py") or example.program.startswith("-m ")]
+
+
+class Read(BaseException):
+    """Raised where a script has read its command line, and its work would begin."""
+
+
+def script(program: str) -> Path:
+    """The file of a recipe or of `-m NAME`."""
+    path = ROOT / (f"{program[3:].replace('.', '/')}.py" if program.startswith("-m ") else program)
+    return path if path.exists() else path.with_suffix("") / "__main__.py"
+
+
+@pytest.mark.parametrize("program", sorted({example.program for example in SCRIPTS}))
+def test_a_script_reads_its_examples(program, monkeypatch, capsys):
+    read = argparse.ArgumentParser.parse_args
+
+    def stop(self, *args, **options):
+        read(self, *args, **options)
+        raise Read
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.syspath_prepend(script(program).parent)
+    for example in (each for each in SCRIPTS if each.program == program):
+        monkeypatch.setattr(sys, "argv", [program, *example.arguments])
+        try:
+            runpy.run_path(str(script(program)), run_name="__main__")
+        except Read:
+            continue
+        except SystemExit as stopped:
+            assert stopped.code == 0 and "--help" in example.arguments, f"{example}: {capsys.readouterr().err}"
+        assert not example.arguments or "--help" in example.arguments, f"{example}: no arguments are read"
+
+
+@pytest.fixture(scope="module")
+def put(tmp_path_factory):
+    with world(tmp_path_factory.mktemp("world")) as put:
+        yield put
+
+
+def lines() -> dict[tuple[str, ...], str]:
+    """The lines of `mmspec` -> the first place that shows each."""
+    found: dict[tuple[str, ...], str] = {}
+    for example in EXAMPLES:
+        if example.program == "mmspec":
+            found.setdefault((*example.arguments, *([f"< {example.typed}"] if example.typed else [])), str(example))
+    return found
+
+
+LINES = lines()
+
+
+@pytest.mark.parametrize("words", LINES, ids=lambda words: " ".join(words)[:80])
+def test_a_line_runs(words, put, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = list(words)
+    if words and words[-1].startswith("< "):
+        monkeypatch.setattr("sys.stdin", io.StringIO(words.pop()[2:]))
+    put(tmp_path, words)
+    try:
+        code = run(words)
+    except Begun:
+        return
+    out, err = capsys.readouterr()
+    assert code == 0, err
