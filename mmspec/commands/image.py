@@ -14,10 +14,10 @@ from mmspec.utils.files import whole
 EXAMPLES = """Examples:
 
 \b
-  mmspec image "a large red star top left"
-  mmspec image "a small green heart top right and a large blue ring bottom left" --method jacobi --out scene.png --seed 3
+  mmspec image "a large red star top left" --top-p 0.8
+  mmspec image "a small green heart top right and a large blue ring bottom left" --top-p 0.8 --method jacobi --out scene.png --seed 3
   mmspec image "a small orange cross bottom right" --grid 8 --top-p 0.8
-  mmspec image "a large purple diamond top right" --compare plain --json
+  mmspec image "a large purple diamond top right" --top-p 0.8 --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8

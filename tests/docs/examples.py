@@ -102,7 +102,7 @@ def examples() -> list[Example]:
 
 
 def _of_block(place: str, block: str) -> Iterator[Example]:
-    values: dict[str, str] = {}
+    values = {"MMSPEC_DATA": "data"}
     for line in _unrolled(block.replace("\\\n", " ")).splitlines():
         for part in re.split(r" && ", line):
             for name, value in values.items():

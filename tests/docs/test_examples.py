@@ -2,13 +2,19 @@
 
 import argparse
 import io
+import json
+import re
 import runpy
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import mmspec
+from mmspec.commands import image
 from tests.docs.examples import examples
+from tests.docs.judges import goes_round, heard, wrong_pictures
 from tests.docs.pages import ROOT
 from tests.docs.world import Begun, run, world
 
@@ -72,9 +78,42 @@ def test_a_line_runs(words, put, tmp_path, monkeypatch, capsys):
     if words and words[-1].startswith("< "):
         monkeypatch.setattr("sys.stdin", io.StringIO(words.pop()[2:]))
     put(tmp_path, words)
+    drawn: list[Any] = []
+    page = image._page
+    monkeypatch.setattr(image, "_page", lambda draws, form: drawn.extend(draws) or page(draws, form))
+    before = set(tmp_path.rglob("*"))
     try:
-        code = run(words)
+        code = run(words, judged=is_judged(words))
     except Begun:
         return
     out, err = capsys.readouterr()
     assert code == 0, err
+    if not is_judged(words):
+        return
+    if words[0] == "image":
+        model = words[words.index("--model") + 1] if "--model" in words else "mini"
+        labels = () if model == "mini" else mmspec.load("vision-fashion").target.labels
+        assert drawn
+        for each in drawn:
+            assert not wrong_pictures(words[1], each.images, labels), f"{each.method} drew something else"
+    elif words[0] == "text":
+        text = json.loads(out)["text"] if "--json" in words else re.sub(r"\x1b\[[0-9;]*m", "", out)
+        assert not goes_round(text), text
+    elif words[0] == "speech":
+        texts = [word for word in words[1 : next((n for n, word in enumerate(words) if word.startswith("--")), None)]]
+        count = int(words[words.index("--count") + 1]) if "--count" in words else 1
+        files = sorted(path for path in set(tmp_path.rglob("*")) - before if path.suffix in (".wav", ".flac"))
+        assert [heard(path) for path in files] == [text for text in texts for _ in range(count)]
+    else:
+        assert "two" in out
+
+
+def is_judged(words: list[str]) -> bool:
+    """Whether a line's output is that of a mini that a judge can tell of."""
+    model = words[words.index("--model") + 1] if "--model" in words else "mini"
+    return {
+        "image": model in ("mini", "vision-fashion", "continuous"),
+        "text": model == "mini" and not {"--config", "--input", "--audio"} & set(words),
+        "speech": model == "mini" and "--file" not in words,
+        "caption": words[1:] == ["picture.png", "how many red circles?"],
+    }.get(words[0] if words else "", False)

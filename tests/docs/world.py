@@ -9,7 +9,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import cache, wraps
+from functools import cache, partial, wraps
 from importlib import import_module
 from inspect import signature
 from pathlib import Path
@@ -38,6 +38,7 @@ from mmspec.loading import model_drafter
 from mmspec.loading import text as pairs
 from mmspec.loading.transformers import load_model
 from mmspec.minis.drawn import scenes
+from mmspec.recsys.semantic_ids import RqVae
 from mmspec.run.config import changed
 from mmspec.serving.http import server
 from mmspec.speech.sound.audio import save
@@ -83,7 +84,7 @@ def _modules(place: Path) -> None:
     """A target whose checkpoint has a multi-token prediction module."""
     shutil.copytree(shipped_mtp.folder_of("Qwen3.5", place.parent), place)
     words = {"<unk>": 0, **{f"word{number}": number for number in range(1, 60)}}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<unk>")), unk_token="<unk>").save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<unk>")), unk_token="<unk>", pad_token="<unk>").save_pretrained(place)
 
 
 def _whisper(width: int) -> Callable[[Path], None]:
@@ -135,6 +136,10 @@ def _prompts() -> pa.Table:
     return pa.table({"user_id": [0, 1], "prompt": ["tent lamp", "rope"], "bought": pa.array([[100], None], pa.list_(pa.int64()))})
 
 
+def _shop_users() -> pa.Table:
+    return pa.table({"user_id": [1, 2], "history": [[100, 101], [110, 111, 112]]})
+
+
 def _events(user: str = "user", time: str = "time") -> pa.Table:
     rows = [(f"u{user}", (user + step) % 30, 10 * user + step) for user in range(40) for step in range(8)]
     users, items, times = zip(*rows, strict=True)
@@ -151,8 +156,10 @@ def _items(first: int = 0, count: int = 30) -> pa.Table:
 _TABLES: dict[str, Callable[[], pa.Table]] = {
     "users": _users,
     "prompts": _prompts,
+    "shop users": _shop_users,
     "interactions": _events,
     "bought": lambda: _events("customer", "bought_at"),
+    "ordered": lambda: _events(time="order"),
     "items": lambda: _items().drop(["codes"]),
     "beauty items": lambda: _items().drop(["embedding"]),
     "new items": lambda: _items(first=30, count=3).drop(["codes"]),
@@ -245,6 +252,7 @@ PLACES: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
     ("caption", r"clips", lambda place: (place.mkdir(), small_clips.film(place / "a.mp4"))),
     ("caption or check", r".*\.mp4", small_clips.film),
     ("recommend", r"users\.parquet", _table("users")),
+    ("recommend users/ out/ --model ./target", r"users", _table("shop users", folder=True)),
     ("recommend", r"users", _table("users", folder=True)),
     ("recommend", r"prompts\.parquet", _table("prompts")),
     ("recommend", r"my-llm", _words),
@@ -252,11 +260,13 @@ PLACES: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
     ("recommend", r"catalogue\.parquet", _part_of_shop("catalogue.parquet")),
     ("recommend", r"in-stock\.txt", lambda place: _write(place, "\n".join(str(i) for i in mmspec.load("recsys").catalogue.items[:60]))),
     ("recommend prepare", r"events", _table("bought", folder=True)),
+    ("recommend prepare", r"data/amazon-industrial/interactions\.parquet", _table("ordered")),
     ("recommend prepare", r"(.*/)?interactions\.parquet", _table("interactions")),
     ("recommend prepare", r"build/beauty/items\.parquet", _table("beauty items")),
+    ("recommend users/ out/ --model ./target", r"items\.parquet", lambda place: shops.catalogue().write(place)),
     ("recommend prepare", r"(.*/)?items\.parquet", _table("items")),
     ("recommend", r"new-items\.parquet", _table("new items")),
-    ("recommend (train|evaluate|append|assign|index|run) or serve or ui", r"(build/beauty/)?shop|shop/histories\.parquet", _shop),
+    ("recommend (train|evaluate|append|assign|index|run) or serve or ui", r"(build/beauty/)?shop", _shop),
     ("image or check", r"janus", _published(small_checkpoints.janus)),
     ("image", r"c2i_B_256\.pt", _published(lambda home: small_checkpoints.llamagen(home, "c2i_B_256.pt", 16, 1000)[0])),
     ("image", r"vq_ds16_c2i\.pt", _published(lambda home: small_checkpoints.llamagen(home)[1])),
@@ -276,7 +286,7 @@ PLACES: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
     ("text The capital", r"FOLDER", _text("target")),
     ("text", r"store\.npy", lambda place: Datastore.build([[*range(3, 200)]], place)),
     ("plan", r"why\.json", lambda place: explained(place.parent)),
-    (".*", r"prompts\.txt|questions\.txt", _lines(*PROMPTS[:1])),
+    (".*", r"prompts\.txt|questions\.txt|FILE", _lines(*PROMPTS[:1])),
     (".*", r"folder|eagle3|FOLDER", lambda place: shutil.copytree(ROOT / "mmspec" / "minis" / "text" / "drafters" / "eagle3", place)),
     (".*", r"small|Qwen/Qwen3-0\.6B|.*/models/.*small.*", _text("model")),
     (".*", r"PATH|PATH_4BIT|big|big-4bit|MODEL|FOLDER|Qwen/Qwen3-8B|.*/models/gemma-3-270m", _text("target")),
@@ -292,14 +302,12 @@ def _clips(name: str, place: Path) -> None:
 # --- runs -----------------------------------------------------------------------------------------------------------------
 
 SMALLER = {
-    "bench": {"limit": 1, "repeats": 1},
-    "check": {"limit": 1},
-    "explain": {"limit": 2, "repeats": 1},
+    "image": {"grid": 4},
     "recommend prepare": {"core": 1, "size": 8, "levels": 2},
     "recommend train": {"steps": 3, "rows": 8, "drafter-steps": 2, "drafter-users": 8, "held": 8, "hidden-size": 16, "layers": 1},
     "recommend evaluate": {"sasrec-steps": 2, "held": 8, "users": 8},
 }
-"""Command -> the most that its options may ask for here."""
+"""Command -> the most that its options may ask for here. Options that a line does not give are added to steps of `recommend`."""
 BEGINNINGS = (
     ("mmspec.bench.compare.run", "run_trials"),
     ("mmspec.bench.suites.real", "measure"),
@@ -334,13 +342,20 @@ def _options(words: Sequence[str]) -> list[str]:
     for option, most in SMALLER.get(name, {}).items():
         place = words.index(f"--{option}") if f"--{option}" in words else None
         if place is None:
-            words += [f"--{option}", str(most)]
+            if name.startswith("recommend") and not _unread(option, words):
+                words += [f"--{option}", str(most)]
         elif int(words[place + 1]) > most:
             words[place + 1] = str(most)
     for option, value in (("--device", "cpu"), ("--engine", "local"), ("--size", "128x96")):  # the size: of pictures, in pixels
         if option in words and (option != "--size" or name == "image") and name != "serve":
             words[words.index(option) + 1] = value
     return words[len(name.split()) :]
+
+
+def _unread(option: str, words: Sequence[str]) -> bool:
+    """Whether a line leaves nothing for an option to say."""
+    line = " ".join(words)
+    return (option.startswith("drafter") and "--drafter none" in line) or (option == "sasrec-steps" and "--baselines" in words)
 
 
 def command(words: Sequence[str]) -> int | str | None:
@@ -409,6 +424,7 @@ def world(home: Path) -> Iterator[Callable[[Path, Sequence[str]], None]]:
             (pairs, "load_model", load_once),
             (model_drafter, "load_model", load_once),
             (minis, "_loaded", cache(minis._loaded)),
+            (RqVae, "trained", partial(RqVae.trained, steps=20)),
             (serve, "_serve_replicas", lambda given, names, options, tell: tell("replicas")),
             (server, "serve_app", lambda app, bound, options: None),
         ):
