@@ -24,7 +24,19 @@ def ran(folder, reason: str, ways=tuple(SKIPPING), **environment: str) -> subpro
     for way in ways:
         (folder / f"test_{way.replace(' ', '_')}.py").write_text(SKIPPING[way].format(reason=reason))
     (folder / "pytest.ini").write_text("[pytest]\n")
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "tests.skips", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "tests.skips",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:hypothesispytest",
+        str(folder),
+    ]
     env = {name: value for name, value in os.environ.items() if name != "CI" and not name.startswith("PYTEST")} | environment
     return subprocess.run(command, capture_output=True, text=True, env=env | {"PYTHONPATH": str(ROOT)}, cwd=folder, timeout=120)
 

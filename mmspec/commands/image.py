@@ -50,9 +50,7 @@ _DRAFT_STEPS = (
 DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
-TOP_P = Annotated[
-    float | None, common.option(common.DRAWING, "Draw from the smallest set of codes with total probability P.", metavar="P")
-]
+TOP_P = Annotated[float | None, common.option(common.DRAWING, "Draw from the smallest set of codes with total probability P.", metavar="P")]
 NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guidance leads away from.", metavar="TEXT")]
 IMAGE = Annotated[
     list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")

@@ -1,4 +1,4 @@
-"""Every command line that a reader is shown: in pages, cards, help pages and docstrings. What is no command line is listed with the reason."""
+"""Every command line that a reader is shown: in pages, cards, help pages and docstrings. Others are listed with the reason."""
 
 import ast
 import re
@@ -93,7 +93,10 @@ def examples() -> list[Example]:
             if language == "sh":
                 found += _of_block(named(page), block)
     for name, command in COMMANDS.items():
-        found += _of_block(f"mmspec {name} --help", "\n".join(line.strip() for line in (command.epilog or "").splitlines() if line.strip() not in ("Examples:", "\b")))
+        found += _of_block(
+            f"mmspec {name} --help",
+            "\n".join(line.strip() for line in (command.epilog or "").splitlines() if line.strip() not in ("Examples:", "\b")),
+        )
     for path in (*RECIPES, *MODULES):
         doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
         lines = re.sub(r" {4,}(?=--)", " ", "\n".join(_SHOWN.findall(doc)))  # a backslash at a line's end is gone from a docstring
@@ -134,5 +137,3 @@ def _of_line(place: str, line: str) -> Example | None:
     if words[:2] == ["mmspec", "recipe"] and "--" in words:  # runs the recipe in a process of its own
         words = words[2:3] + words[words.index("--") + 1 :]
     return Example(place, shown, tuple(words), " ".join(shlex.split(typed)[1:]) if bar else "") if words else None
-
-

@@ -14,7 +14,8 @@ _NO_FIGURE = re.compile(r"batch \d+|\d+ steps?|\d+ levels|\d+ items?|at \d+\b(?!
 
 
 def text_of(page: str) -> str:
-    return (ROOT / page).read_text(encoding="utf-8")
+    """A page, with x for the sign of multiplication."""
+    return (ROOT / page).read_text(encoding="utf-8").replace("\N{MULTIPLICATION SIGN}", "x")
 
 
 def section(page: str, heading: str) -> str:
@@ -85,9 +86,9 @@ ROWS: dict[str, dict[str, Row]] = {
         "text, greedy, prompt lookup": _of((RESULTS, TREES, "| lookup | chain |")),
         "text, temperature 0.7": _of((RESULTS, PAIR, "| mmspec, chain |")),
         "text, greedy, small model, batch of 8": _of((RESULTS, PAIR, "Batch 8")),
-        "images of 16×16 codes from captions": _of((RESULTS, "Images", "| jacobi | token-exact", "| jacobi | 1.71")),
-        "images of 14×14 codes": _of((RESULTS, "Images", "| jacobi | 44.8", "| jacobi | 1.71")),
-        "images of 16×16 codes, small model": _of((RESULTS, "Images", "| assisted-jacobi |")),
+        "images of 16x16 codes from captions": _of((RESULTS, "Images", "| jacobi | token-exact", "| jacobi | 1.71")),
+        "images of 14x14 codes": _of((RESULTS, "Images", "| jacobi | 44.8", "| jacobi | 1.71")),
+        "images of 16x16 codes, small model": _of((RESULTS, "Images", "| assisted-jacobi |")),
         "images of continuous tokens, heads": _of((CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`")),
         "images of continuous tokens, `path`": _of((RESULTS, TOKENS, "| diffusion | path, 2 draft tokens")),
         "diffusion pipeline": Row([Source(CONTINUOUS, "Measured", ("| **frozen** |", "| none | 100"))], (("4.8", "100 / 20.7"),)),
@@ -166,13 +167,15 @@ CLAIMS: tuple[tuple[str, str, Callable[[re.Match[str]], bool]], ...] = (
     ("docs/families.md", r"Every architecture of transformers (\S+) that", lambda claim: claim[1] == version("transformers")),
     (
         "README.md",
-        r"at best (0\.55) × its speed at batch 8",
-        lambda claim: not Row(
-            [Source(RESULTS, BEAMS, ("| strict, `head` |", "| plain, prompts shared |"))], (("0.55", "2.61 / 4.72"),)
-        ).missing(claim[1]),
+        r"at best (0\.55) x its speed at batch 8",
+        lambda claim: (
+            not Row([Source(RESULTS, BEAMS, ("| strict, `head` |", "| plain, prompts shared |"))], (("0.55", "2.61 / 4.72"),)).missing(
+                claim[1]
+            )
+        ),
     ),
-    ("README.md", r"one user (\S+) × as\s+fast at 5 items and (\S+) × at 10", stands(RESULTS, BEAMS, "| `model`, width 4K |")),
-    ("README.md", r"plain decoding \(at best (0\.81)\s+×\)", stands(RESULTS, TOKENS, "| diffusion | path, 2 draft tokens")),
+    ("README.md", r"one user (\S+) x as\s+fast at 5 items and (\S+) x at 10", stands(RESULTS, BEAMS, "| `model`, width 4K |")),
+    ("README.md", r"plain decoding \(at best (0\.81)\s+x\)", stands(RESULTS, TOKENS, "| diffusion | path, 2 draft tokens")),
     ("docs/recsys.md", r"(1\.65) times as fast as plain search at K 5 and (1\.34) times", stands(RESULTS, BEAMS, "| `model`, width 4K |")),
     ("docs/index.md", r"for a deep, narrow model: (1\.65) times", stands(RESULTS, BEAMS, "| `model`, width 4K |")),
     ("docs/index.md", r"Text with a small model: (2\.98)", stands(RESULTS, PAIR, "| mmspec | 2.98")),
@@ -180,7 +183,11 @@ CLAIMS: tuple[tuple[str, str, Callable[[re.Match[str]], bool]], ...] = (
     ("docs/index.md", r"captions: (5\.38)", stands(RESULTS, CAPTIONS, "| vlm, own | 5.38")),
     ("docs/index.md", r"Speech: (2\.60)", stands(RESULTS, "Speech", "| model | token-exact")),
     ("docs/start/faq.md", r"runs at (\S+) times plain `generate`", stands(RESULTS, PAIR, "Batch 8")),
-    ("docs/start/choosing.md", r"committed (\S+) to (\S+) times the tokens of a chain", stands(RESULTS, TREES, "For the same drafter calls")),
+    (
+        "docs/start/choosing.md",
+        r"committed (\S+) to (\S+) times the tokens of a chain",
+        stands(RESULTS, TREES, "For the same drafter calls"),
+    ),
     ("docs/start/choosing.md", r"`coupled` (\S+), `token` (\S+), `block` (\S+) tokens", stands(RESULTS, COUNTS, "| model |")),
     (
         "docs/start/faq.md",

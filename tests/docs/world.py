@@ -20,7 +20,6 @@ import huggingface_hub
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
-import torch
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -84,7 +83,9 @@ def _modules(place: Path) -> None:
     """A target whose checkpoint has a multi-token prediction module."""
     shutil.copytree(shipped_mtp.folder_of("Qwen3.5", place.parent), place)
     words = {"<unk>": 0, **{f"word{number}": number for number in range(1, 60)}}
-    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<unk>")), unk_token="<unk>", pad_token="<unk>").save_pretrained(place)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, "<unk>")), unk_token="<unk>", pad_token="<unk>").save_pretrained(
+        place
+    )
 
 
 def _whisper(width: int) -> Callable[[Path], None]:
@@ -111,8 +112,9 @@ def _seer(name: str) -> Callable[[Path], None]:
 
 
 def _reds(place: Path) -> None:
-    """A picture with two red circles, which an example counts."""
-    things = [scenes.Thing("red", "circle", "large", where, x, y, 12.0) for where, x, y in (("top left", 16, 16), ("bottom right", 48, 48))]
+    """A picture with one red circle, which an example counts, and two other shapes."""
+    shown = (("red", "circle", "top left", 16, 16), ("blue", "star", "top right", 48, 16), ("green", "square", "bottom left", 16, 48))
+    things = [scenes.Thing(colour, shape, "large", where, x, y, 12.0) for colour, shape, where, x, y in shown]
     scenes.draw_scene(scenes.Scene(tuple(things), "light")).save(place)
 
 
@@ -150,7 +152,9 @@ def _items(first: int = 0, count: int = 30) -> pa.Table:
     vectors = np.random.default_rng(1).normal(size=(first + count, 8))[first:]
     titles = [f"steel part {number % 7} of kind {number % 4}" for number in range(first, first + count)]
     codes = [[number // 8, number % 8] for number in range(first, first + count)]
-    return pa.table({"item": list(range(first, first + count)), "title": titles, "embedding": [row.tolist() for row in vectors], "codes": codes})
+    return pa.table(
+        {"item": list(range(first, first + count)), "title": titles, "embedding": [row.tolist() for row in vectors], "codes": codes}
+    )
 
 
 _TABLES: dict[str, Callable[[], pa.Table]] = {
@@ -166,12 +170,17 @@ _TABLES: dict[str, Callable[[], pa.Table]] = {
 }
 
 
-def _shop(place: Path) -> None:
-    """What `mmspec recommend prepare` and `train` leave."""
+def _prepared(place: Path) -> None:
+    """What `mmspec recommend prepare` leaves."""
     for name, kind in (("interactions", "interactions"), ("items", "items")):
         _table(kind)(place.parent / f"{place.name}-{name}.parquet")
     tables = [str(place.parent / f"{place.name}-{name}.parquet") for name in ("interactions", "items")]
     assert command(["recommend", "prepare", *tables, str(place), "--core", "1", "--size", "8", "--levels", "2"]) == 0
+
+
+def _shop(place: Path) -> None:
+    """What `mmspec recommend prepare` and `train` leave."""
+    _prepared(place)
     assert command(["recommend", "train", str(place), *_options(["recommend", "train"])]) == 0
 
 
@@ -266,6 +275,7 @@ PLACES: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
     ("recommend users/ out/ --model ./target", r"items\.parquet", lambda place: shops.catalogue().write(place)),
     ("recommend prepare", r"(.*/)?items\.parquet", _table("items")),
     ("recommend", r"new-items\.parquet", _table("new items")),
+    ("recommend train", r"(build/beauty/)?shop", _prepared),
     ("recommend (train|evaluate|append|assign|index|run) or serve or ui", r"(build/beauty/)?shop", _shop),
     ("image or check", r"janus", _published(small_checkpoints.janus)),
     ("image", r"c2i_B_256\.pt", _published(lambda home: small_checkpoints.llamagen(home, "c2i_B_256.pt", 16, 1000)[0])),
@@ -280,11 +290,16 @@ PLACES: tuple[tuple[str, str, Callable[[Path], Any]], ...] = (
     ("text --drafter mtp", r"PATH", _modules),
     ("text", r"PARD-FOLDER", _masked),
     ("text", r"gemma\.gguf", lambda place: small_gguf.write(place, small_gguf.model())),
-    ("speech", r"lines\.(txt|jsonl)", lambda place: _write(place, '{"text": "three five"}\n' if place.suffix == ".jsonl" else "three five\n")),
+    (
+        "speech",
+        r"lines\.(txt|jsonl)",
+        lambda place: _write(place, '{"text": "three five"}\n' if place.suffix == ".jsonl" else "three five\n"),
+    ),
     ("speech", r"tree\.json", lambda place: shutil.copy(ROOT / "mmspec" / "minis" / "speech" / "tree.json", place)),
     ("text", r"(FOLDER/)?tree\.json", lambda place: write_json(place, [[0], [1], [0, 0]])),
     ("text The capital", r"FOLDER", _text("target")),
     ("text", r"store\.npy", lambda place: Datastore.build([[*range(3, 200)]], place)),
+    ("bench", r"docs/real-models\.md", lambda place: shutil.copy(ROOT / "docs" / "real-models.md", place)),
     ("plan", r"why\.json", lambda place: explained(place.parent)),
     (".*", r"prompts\.txt|questions\.txt|FILE", _lines(*PROMPTS[:1])),
     (".*", r"folder|eagle3|FOLDER", lambda place: shutil.copytree(ROOT / "mmspec" / "minis" / "text" / "drafters" / "eagle3", place)),
@@ -355,7 +370,7 @@ def _options(words: Sequence[str]) -> list[str]:
 def _unread(option: str, words: Sequence[str]) -> bool:
     """Whether a line leaves nothing for an option to say."""
     line = " ".join(words)
-    return (option.startswith("drafter") and "--drafter none" in line) or (option == "sasrec-steps" and "--baselines" in words)
+    return (option.startswith("drafter") and "--drafter none" in line) or (option in ("sasrec-steps", "held") and "--baselines" in words)
 
 
 def command(words: Sequence[str]) -> int | str | None:

@@ -34,7 +34,8 @@ def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
     """Return the adapter of a smaller image model that drafts for `target`.
 
     Args:
-        target: the adapter of the model that is drafted for. The drafter is guided away from its negative text, where it has none of its own.
+        target: the adapter of the model that is drafted for. The drafter is guided away from its negative text
+            where it has none of its own.
         drafter: an image model, its adapter, or `SharedLayers`; None for the target's own `assistant`.
 
     Raises:

@@ -217,7 +217,9 @@ class DiffusionStage:
         twice = grids * torch.tensor([1, 2, 2], device=grids.device)
         sizes = [(PIXELS * width, PIXELS * height) for _, height, width in grids.tolist()]
         # the pipeline cuts sides to whole codes where the processor rounds them: pictures of the processor's size suit both
-        fitting = [each if each.size == size else each.resize(size, Image.Resampling.LANCZOS) for each, size in zip(images, sizes, strict=True)]
+        fitting = [
+            each if each.size == size else each.resize(size, Image.Resampling.LANCZOS) for each, size in zip(images, sizes, strict=True)
+        ]
         return {"image": fitting, "prior_token_image_ids": [torch.cat(found)], "source_image_grid_thw": [twice]}
 
 
