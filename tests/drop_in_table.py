@@ -14,7 +14,8 @@ INTRODUCTION = """# Arguments of `generate` in the drop-in
 
 After this page you know what `custom_generate=mmspec.text.speculate(drafter)` does with each argument, setting, processor and criterion.
 
-Written by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for transformers 5.24.
+Written by `python -m tests.drop_in_table` from the tables that `mmspec.text.speculate` itself reads; for the versions of transformers
+that mmspec takes, and the names of 5.24.
 
 | treatment | meaning |
 |---|---|

@@ -2,7 +2,7 @@
 
     python text/build_datastore.py corpus/*.txt --out store.npy                          # the mini's tokenizer
     python text/build_datastore.py corpus/*.jsonl --out store.npy --tokenizer ./big      # JSON lines with "text"
-    mmspec text "Once upon a time" --drafter store.npy
+    mmspec text "Once upon a time" --drafter store.npy --temperature 0.8
 
 Text files hold one text each, or several apart by lines that say ---. The tokenizer must be the target's. About 8 bytes a token
 on disk; building holds the whole array in memory, some 50 bytes a token.

@@ -3,7 +3,7 @@
     python text/plan_tree.py --out tree.json                                   # the shipped mini on its examples
     python text/plan_tree.py prompts.txt --model ./big --drafter ./small --nodes 32 --depth 6 --temperature 0.8 --out tree.json
     python text/plan_tree.py prompts.txt --model ./big --drafter ./big-eagle3       # a trained drafter: ./big-eagle3/tree.json
-    mmspec text "Once upon a time" --tree tree.json
+    mmspec text "Once upon a time" --tree tree.json --temperature 0.8
 
 --drafter is a model, the folder of a trained drafter, or a name of the mini's own. Calibration runs a broad tree and counts how often the
 rank-r draft token of each level is the one kept. From that two trees are planned: `sparse`, the likeliest paths up to --nodes (Medusa),

@@ -15,10 +15,10 @@ from mmspec.utils.places import Writes
 EXAMPLES = """Examples:
 
 \b
-  mmspec image "a large red star top left"
-  mmspec image "a small green heart top right and a large blue ring bottom left" --method jacobi --out scene.png --seed 3
+  mmspec image "a large red star top left" --top-p 0.8
+  mmspec image "a small green heart top right and a large blue ring bottom left" --top-p 0.8 --method jacobi --out scene.png --seed 3
   mmspec image "a small orange cross bottom right" --grid 8 --top-p 0.8
-  mmspec image "a large purple diamond top right" --compare plain --json
+  mmspec image "a large purple diamond top right" --top-p 0.8 --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
@@ -51,6 +51,7 @@ _DRAFT_STEPS = (
 DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
+TOP_P = Annotated[float | None, common.option(common.DRAWING, "Draw from the smallest set of codes with total probability P.", metavar="P")]
 NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guidance leads away from.", metavar="TEXT")]
 IMAGE = Annotated[
     list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")
@@ -84,6 +85,7 @@ def image(
     negative: NEGATIVE = None,
     temperature: TEMPERATURE = None,
     top_k: TOP_K = None,
+    top_p: TOP_P = None,
     head_steps: HEAD_STEPS = None,
     sigma_out: SIGMA_OUT = None,
     seed: SEED = 0,
@@ -98,7 +100,8 @@ def image(
 
     if not 1 <= grid <= MOST:
         raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
-    check(drift_budget=drift_budget, temperature=1.0 if temperature is None else temperature, top_k=top_k, guidance=guidance)
+    heat = 1.0 if temperature is None else temperature
+    check(drift_budget=drift_budget, temperature=heat, top_k=top_k, top_p=top_p, guidance=guidance)
     if method in ("plain", "chain") and compare is None:
         common.refuse_unread(
             f"is for methods that draft, and {method} decodes one token a forward: leave it out", "--window", "--drift-budget"
@@ -109,6 +112,7 @@ def image(
         "drift_budget": drift_budget,
         "temperature": temperature,
         "top_k": top_k,
+        "top_p": top_p,
         "size": _size(size),
     }
     options |= {"head_steps": head_steps, "sigma_out": sigma_out, "draft_steps": _count("draft-steps", draft_steps, "steps")}

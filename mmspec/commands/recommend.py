@@ -18,7 +18,7 @@ EXAMPLES = """Examples:
   mmspec recommend --user 3 --k 5
   mmspec recommend --history 12,873,44 --compare --json
   mmspec recommend users.parquet out/ --k 20
-  mmspec recommend users/ out/ --model ./target --drafter ./small --unseen
+  mmspec recommend users/ out/ --model ./target --catalogue items.parquet --drafter ./small --unseen
   mmspec recommend users.parquet out/ --only in-stock.txt --engine ray
   mmspec recommend users/ out/ --seen-column seen --unknown skip --fallback popularity
   mmspec recommend run shop/histories.parquet out/ --model shop/ --unseen   # the same command; run may be left out

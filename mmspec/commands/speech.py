@@ -21,9 +21,9 @@ EXAMPLES = """Examples:
 
 \b
   mmspec speech "three five seven" --voice jackson --out out.wav
-  mmspec speech "three five" "the red bird sings" --voice theo --voice espeak --out out.flac
+  mmspec speech "three five" "the red bird sings by the river" --voice theo --voice espeak --out out.flac
   mmspec speech "nine zero" --count 4 --seed 7 --drafter vadusa --json
-  mmspec speech "please open the old door now" --stream --sample-rate 16000 --out door.wav
+  mmspec speech "please open the old door now" --stream --out door.wav
   mmspec speech --file lines.txt --out sounds/ --voice lucas
   torchrun --nproc-per-node 8 -m mmspec.cli speech --file lines.jsonl --out sounds/
 """

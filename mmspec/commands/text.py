@@ -19,10 +19,9 @@ if TYPE_CHECKING:
 EXAMPLES = """Examples:
 
 \b
-  mmspec text "Once upon a time"
-  mmspec text "Once upon a time" --temperature 0.8 --seed 3
-  mmspec text "Question: ..." --drafter suffix --show-rounds
-  echo "Once upon a time" | mmspec text - --json
+  mmspec text "Once upon a time, there was a king" --temperature 0.8 --seed 3
+  mmspec text "Question: Ann has 3 apples and buys 4 more. How many apples does she have?" --drafter suffix --show-rounds
+  echo "Once upon a time" | mmspec text - --temperature 0.8 --json
   mmspec text "Hello" --model ./big --drafter ./small --dtype bfloat16
   mmspec text --input prompts.txt --output out.jsonl --batch-size 8
   mmspec text "Once" --config configs/text/tree.yaml --set run.seed=3

@@ -2,7 +2,6 @@
 off.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.ngram import ItemNGram
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, MAPPED, read_catalogue
 from mmspec.recsys.retriever import Retriever
+from mmspec.utils.files import is_path
 
 MINIS = {"mini": "recsys", "recsys": "recsys", "recsys-deep": "recsys-deep"}
 """Names of minis, and what `mmspec.load` calls them."""
@@ -114,7 +114,7 @@ def _mini(name: str, catalogue: str | Path | None, drafter: str | None, dtype: s
 
 
 def _check(name: str, home: Path) -> None:
-    if not home.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+    if not home.exists() and is_path(name):
         raise FileNotFoundError(f"model path {name} does not exist: give mini, a folder with config.json and weights, or a hub name")
 
 

@@ -1,6 +1,5 @@
 """Speech models by name: the shipped mini, a folder written by the training recipe, a transformers model. `trust_remote_code` is off."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from mmspec import minis
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.run.registry import DRAFTERS
 from mmspec.speech.families.base import SpeechModel
+from mmspec.utils.files import is_path
 
 MINIS = ("mini", "speech")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -62,7 +62,7 @@ def _parts(name: str) -> dict[str, Any]:
         mini = minis.load("speech")
         return {"target": mini.target, "drafters": mini.drafters, "examples": mini.examples}
     home = Path(name).expanduser()
-    if not home.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+    if not home.exists() and is_path(name):
         raise FileNotFoundError(f"model path {name} does not exist: give mini, a folder with config.json and weights, or a hub name")
     if not ((home / "target").is_dir() and (home / "codec").is_dir()):
         from mmspec.speech.checkpoints.load import load_checkpoint

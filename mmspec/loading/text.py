@@ -10,13 +10,14 @@ from typing import Any
 
 from mmspec import minis
 from mmspec.loading.model_drafter import check_options, with_model
-from mmspec.loading.transformers import dtype_of, is_path, load_model
+from mmspec.loading.transformers import dtype_of, load_model
 from mmspec.minis import HOME, shipped_drafters
 from mmspec.models.compat import execution_device
 from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 from mmspec.text.inputs.vision_inputs import VisionPrompt, process_chat, process_vision_inputs
 from mmspec.utils.devices import device_of
+from mmspec.utils.files import is_path
 from mmspec.utils.names import unknown
 
 MINIS = {"mini": "text", "vlm": "vlm"}

@@ -5,7 +5,6 @@
 
 import importlib.util
 import logging
-import os
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any
 from mmspec.models import compat
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.models.compat.shared_states import buildable
+from mmspec.utils.files import is_path
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 _THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -145,11 +145,6 @@ def _processor(name: str, place: _Place, senses: bool, side: str) -> Any:
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token
     return processor
-
-
-def is_path(name: str) -> bool:
-    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`, without the ending of a GGUF file."""
-    return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or name.count("/") > 1 or "\\" in name
 
 
 def _reason(error: Exception) -> str:

@@ -1,6 +1,5 @@
 """Image models by name: a shipped mini, a folder of one's own training, a transformers checkpoint. `trust_remote_code` stays off."""
 
-import os
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
@@ -11,6 +10,7 @@ import torch
 from PIL import Image
 
 from mmspec import minis
+from mmspec.utils.files import is_path
 from mmspec.vision.checkpoints.drafters import is_image_drafter, load_image_drafter
 from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
@@ -90,7 +90,7 @@ def load_image_model(
 
         _refuse(name, **own)
         return _own(name, load_images(where), dtype, device)
-    if not where.exists() and (name.startswith((".", "~", os.sep)) or name.count("/") > 1):
+    if not where.exists() and is_path(name):
         known = ", ".join((*MINIS, *CONTINUOUS))
         raise FileNotFoundError(f"model path {name} does not exist: give {known}, a folder with config.json and weights, or a hub name")
     return _checkpoint(name, str(where) if where.exists() else name, dtype, device, decoder=decoder, captions=captions, size=size)

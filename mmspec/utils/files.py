@@ -16,6 +16,11 @@ _DELTA = "_delta_log"
 _UNREAD = {"columnMapping", "deletionVectors"}
 
 
+def is_path(name: str) -> bool:
+    """Whether a name can only mean a place on this machine; hub names are `name` or `owner/name`, without the ending of a GGUF file."""
+    return name.startswith((".", "~", os.sep)) or name.endswith(".gguf") or name.count("/") > 1 or "\\" in name
+
+
 @contextmanager
 def whole(path: str | Path, binary: bool = False) -> Iterator[Any]:
     """Open a text or binary file that takes its name only when the block ends without an error; otherwise nothing is left.

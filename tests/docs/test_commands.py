@@ -1,4 +1,4 @@
-"""The command lines of the docs: their commands, options, recipes and test modules exist."""
+"""Command lines in the text of the docs: commands, options, recipes and test modules exist. Those in blocks run: test_examples.py."""
 
 import re
 import shlex
@@ -14,11 +14,10 @@ _OPTION = re.compile(r"^--?[a-z][a-z-]*")
 
 
 def lines(page) -> list[list[str]]:
-    """The words of a page's command lines: its sh blocks, and what stands between backticks."""
+    """The words of a page's command lines between backticks, which may be parts of lines."""
     text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"^```sh\n(.*?)^```", text, re.S | re.M)
     inline = re.findall(r"`((?:mmspec|python) [^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.S | re.M))
-    shown = [*"\n".join(blocks).replace("\\\n", " ").splitlines(), *(" ".join(line.split()) for line in inline)]
+    shown = [" ".join(line.split()) for line in inline]
     return [words for line in shown if (words := shlex.split(line.replace("$'", "'"), comments=True))]
 
 

@@ -69,14 +69,14 @@ def taming_names(model: Any) -> dict[str, Tensor]:
     return found
 
 
-def llamagen(folder: Path) -> tuple[Path, Path]:
-    """`c2i_64.pt` (a grid of 4 x 4) and its picture decoder."""
+def llamagen(folder: Path, name: str = "c2i_64.pt", grid: int = 4, classes: int = 7) -> tuple[Path, Path]:
+    """`name`, which says pixels a side (16 a code), and its picture decoder."""
     torch.manual_seed(0)
-    sizes = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "grid": 4}
-    net = small_models.spread(LlamaGen(LlamaGenConfig(**sizes, intermediate_size=48, classes=7)))
-    torch.save({"model": net.state_dict(), "optimizer": None}, folder / "c2i_64.pt")
+    sizes = {"vocab_size": 50, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 1, "grid": grid}
+    net = small_models.spread(LlamaGen(LlamaGenConfig(**sizes, intermediate_size=48, classes=classes)))
+    torch.save({"model": net.state_dict(), "optimizer": None}, folder / name)
     torch.save({"model": llamagen_names(janus_vq().state_dict())}, folder / "vq.pt")
-    return folder / "c2i_64.pt", folder / "vq.pt"
+    return folder / name, folder / "vq.pt"
 
 
 def chameleon(folder: Path, lumina: bool = False) -> tuple[Path, Path]:

@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.utils.files import is_path
 from mmspec.utils.weights import own_memory
 from mmspec.vision.checkpoints.llamagen import load_llamagen_file
 from mmspec.vision.checkpoints.own import DECODER, load_llamagen
@@ -49,12 +50,14 @@ def load_image_checkpoint(
         The adapter.
 
     Raises:
-        FileNotFoundError: if there is no such file.
+        FileNotFoundError: for a path where nothing is; names that can only be a hub's are looked for there.
         ValueError: for what cannot be loaded, and for arguments that this kind of checkpoint does not read.
     """
     if dtype not in DTYPES:
         raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
     where, kind = Path(path).expanduser(), torch.float32 if dtype == "auto" else getattr(torch, dtype)
+    if not where.exists() and (isinstance(path, Path) or is_path(path) or where.suffix in FILES):
+        raise FileNotFoundError(f"{path} does not exist: give a folder with config.json and weights, a file of LlamaGen, or a hub name")
     unread = {"decoder": decoder, "captions": captions, "size": size}
     pictures = None if decoder is None else VQGANDecoder.load(decoder).to(device)
     if where.is_file() and where.suffix in FILES:

@@ -34,7 +34,8 @@ def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
     """Return the adapter of a smaller image model that drafts for `target`.
 
     Args:
-        target: the adapter of the model that is drafted for.
+        target: the adapter of the model that is drafted for. The drafter is guided away from its negative text
+            where it has none of its own.
         drafter: an image model, its adapter, or `SharedLayers`; None for the target's own `assistant`.
 
     Raises:
@@ -57,7 +58,7 @@ def small_image_model(target: ImageModel, drafter: Any) -> ImageModel:
     if ours != theirs:
         shown = [f"{each.height} x {each.width} cells of {each.codes} codes in {each.length} positions" for each in (theirs, ours)]
         raise ValueError(f"the drafter writes {shown[0]} and the target {shown[1]}: give a drafter of the same codes and grid")
-    return found
+    return found.guided_from(target.negative) if target.negative and not found.negative else found
 
 
 @dataclass(frozen=True)

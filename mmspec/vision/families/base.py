@@ -33,6 +33,7 @@ class ImageModel(ABC):
         codebook: [K, d] vectors of the codes, normalised where the quantiser normalises; None if unknown.
         drafter: the trained net that methods draft with when none is given.
         assistant: the smaller image model that methods draft with when none is given.
+        negative: the text, or one a prompt, that guidance leads away from; None for models without negative texts.
     """
 
     model: Any
@@ -41,6 +42,7 @@ class ImageModel(ABC):
     codebook: Tensor | None = None
     drafter: Any = None  # the trained net that methods draft with when none is given
     assistant: Any = None  # the smaller image model that methods draft with when none is given
+    negative: str | Sequence[str] | None = None
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:

@@ -215,7 +215,12 @@ class DiffusionStage:
         codes = model.get_image_tokens(features).split(grids.prod(1).tolist())
         found = [prior_tokens(each.view(1, *grid[1:].tolist()))[0] for each, grid in zip(codes, grids, strict=True)]
         twice = grids * torch.tensor([1, 2, 2], device=grids.device)
-        return {"image": list(images), "prior_token_image_ids": [torch.cat(found)], "source_image_grid_thw": [twice]}
+        sizes = [(PIXELS * width, PIXELS * height) for _, height, width in grids.tolist()]
+        # the pipeline cuts sides to whole codes where the processor rounds them: pictures of the processor's size suit both
+        fitting = [
+            each if each.size == size else each.resize(size, Image.Resampling.LANCZOS) for each, size in zip(images, sizes, strict=True)
+        ]
+        return {"image": fitting, "prior_token_image_ids": [torch.cat(found)], "source_image_grid_thw": [twice]}
 
 
 def _with_images(prompts: Any) -> bool:
