@@ -14,8 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.bench.compare.ears import Ears, quality_table, spoken_numbers
 from mmspec.bench.compare.speech import FOLDER
@@ -28,6 +26,7 @@ from mmspec.speech.quality.assess import BootstrapMean
 from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.screen import track
 
 WAYS = ("frozen", "target", "joint")
 

@@ -21,12 +21,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
 from mmspec.minis.corpus import documents
+from mmspec.utils.screen import track
 
 Prompts = dict[str, list[str]]
 

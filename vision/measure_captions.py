@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.minis.images import load_images, load_judge
@@ -22,6 +21,7 @@ from mmspec.minis.picture_sets.sets import LabelledPictures, code_table, labelle
 from mmspec.minis.picture_sets.vision_card import COLUMNS, FIGURES, figures_row, vision_card
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import provenance
+from mmspec.utils.screen import track
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.llamagen import LlamaGenPictures

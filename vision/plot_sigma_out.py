@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.minis import HOME, pictures
 from mmspec.minis.images import load_judge
 from mmspec.utils.files import whole
 from mmspec.utils.provenance import machine, provenance
+from mmspec.utils.screen import track
 from mmspec.vision import Sampling
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import classify

@@ -10,12 +10,11 @@ import argparse
 import json
 from pathlib import Path
 
-from rich.progress import track
-
 from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
+from mmspec.utils.screen import track
 
 
 def main() -> None:

@@ -9,6 +9,7 @@ from mmspec.commands import common
 from mmspec.commands.common import HOW, WHAT, option
 from mmspec.commands.services.drafters import drafters_by_kind
 from mmspec.utils.names import unknown
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -130,15 +131,13 @@ def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str
 
 
 def _serve_here(given: dict[str, Any], names: Any, options: Any, tell: Callable[[str], None]) -> None:
-    from rich.console import Console
-
     from mmspec.serving.http.endpoints.app import create_app
     from mmspec.serving.http.loading import load_served
     from mmspec.serving.http.server import address_of, bound_socket, serve_app
 
     with bound_socket(options) as bound:
-        with Console(stderr=True).status("loading") as status:
-            models = load_served(names, options.limits, lambda name: status.update(f"loading {name}"))
+        with spinner("loading") as say:
+            models = load_served(names, options.limits, lambda name: say(f"loading {name}"))
         app = create_app(models, options.limits, options.keys)
         bound.listen()
         tell(address_of(bound))

@@ -79,10 +79,12 @@ class CodesProgress:
     """
 
     def __init__(self, total: int, disable: bool = False, description: str = "codes"):
-        from rich.console import Console
         from rich.progress import Progress
 
-        self.bar = Progress(console=Console(stderr=True), disable=disable, transient=True)
+        from mmspec.utils.screen import console, text_column
+
+        columns = (text_column(), *Progress.get_default_columns()[1:])
+        self.bar = Progress(*columns, console=console(stderr=True), disable=disable, transient=True)
         self.task = self.bar.add_task(description, total=total)
 
     def __enter__(self) -> Callable[[Step], None]:
