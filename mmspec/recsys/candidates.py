@@ -21,8 +21,10 @@ from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.generation import Recommendations, check_paths_fit
+from mmspec.run.arguments import public_call
 
 
+@public_call
 @torch.no_grad()
 def rank_candidates(
     model: Any,

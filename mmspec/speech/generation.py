@@ -15,7 +15,7 @@ from mmspec.core.result import committed
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.run.arguments import check, check_drafted, shown
+from mmspec.run.arguments import check, check_drafted, public_call, shown
 from mmspec.run.request import Request, refuse
 from mmspec.run.shapes import Tree, longest_draft
 from mmspec.speech.families import speech_model
@@ -46,6 +46,7 @@ class Staged(Protocol):
 
 
 @once_positional(("drafter", "accept", "seed"))
+@public_call
 def synthesize(
     model: Any,
     texts: Sequence[Any] | Mapping[str, Tensor],
@@ -119,6 +120,7 @@ def synthesize(
     return saying.speech
 
 
+@public_call
 def stream(
     model: SpeechModel,
     text: str | Mapping[str, Tensor] | Iterator[str],

@@ -1,5 +1,6 @@
 """Runs one request, a command line or a call, and says how it ended."""
 
+import argparse
 import io
 import os
 import re
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from mmspec.cli import app
@@ -67,7 +69,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
 
-    def add(self, outcome: str, request: str, detail: str) -> None:
+    def add(self, outcome: str, detail: str, request: str) -> None:
         self.counts[outcome] += 1
         if outcome != "clear":
             self.findings.append(f"{outcome}: {request}\n    {' '.join(detail.split())[:300]}")
@@ -136,3 +138,15 @@ def call(function: Callable[[], Any], words: tuple[str, ...], wrong: bool) -> tu
     except BaseException as error:  # whatever escapes is a finding
         return "traceback", f"{type(error).__name__}: {error}"
     return ("silent", "it ran") if wrong else ("clear", "")
+
+
+def main(title: str, run: Callable[..., Report]) -> None:
+    """The command line of a fuzz: run it, show its counts, and exit with 1 where a request did not end clearly."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        report = run(Path(folder), share=args.share, only=args.only)
+    print(report.table(title))
+    raise SystemExit(not report.clear)

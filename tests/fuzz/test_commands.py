@@ -33,7 +33,7 @@ def test_no_command_line_ends_unclearly(folder, tmp_path, monkeypatch):
             here = tmp_path / "here"
             here.mkdir()
             outcome, detail = command(args, here, wrong)
-            report.add(outcome, " ".join(arg if len(arg) < 60 else f"{arg[:20]}...{arg[-25:]}" for arg in args), detail)
+            report.add(outcome, detail, " ".join(arg if len(arg) < 60 else f"{arg[:20]}...{arg[-25:]}" for arg in args))
             shutil.rmtree(here)
     print(report.table("command lines"))
     assert report.counts.total() >= 500

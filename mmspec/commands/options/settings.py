@@ -3,7 +3,7 @@
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from mmspec.utils.names import unknown
+from mmspec.utils.names import shown, unknown
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
@@ -91,8 +91,7 @@ def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> Non
     for name in names:
         value = given.get(name)
         if value is not None and not 1 <= value <= most:
-            shown = f"{value:.3g}" if value > most else value
-            raise ValueError(f"--{name.replace('_', '-')} is {shown}: give at least 1, at most {most}")
+            raise ValueError(f"--{name.replace('_', '-')} is {shown(value)}: give at least 1, at most {most}")
 
 
 def length_of(text: str) -> int | str:

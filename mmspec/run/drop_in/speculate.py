@@ -30,11 +30,11 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.arguments import shown
+from mmspec.run.arguments import public_call, shown
 from mmspec.run.drop_in.arguments import own_inputs, refuse
 from mmspec.run.drop_in.inputs import inputs_for, plain_reason
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
-from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of, notes_first_step
+from mmspec.run.drop_in.processors import ProcessorContext, checks_of, form_of, notes_first_step
 from mmspec.run.drop_in.stops import end_values, ends_of, without_form
 from mmspec.run.request import Request
 from mmspec.run.rules import reads_raw, rule_of
@@ -42,6 +42,7 @@ from mmspec.run.shapes import Tree
 from mmspec.run.streamer import StreamerFeed
 
 
+@public_call
 def speculate(
     drafter: Any = None,
     accept: str | Accept = "exact",
@@ -188,7 +189,7 @@ class DropInCall:
             steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
         rule, steps = _warped(self.rule, steps)
         ids = self.ids.to(compat.execution_device(self.model))
-        checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
+        checks = checks_of(steps)
         ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
         proof = require(self.model, self.family, trees=self.asked.request.tree is not None)
         require_reach(proof, ids.shape[1] + ends.most)

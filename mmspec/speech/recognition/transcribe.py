@@ -13,6 +13,7 @@ from mmspec.core.control import Control
 from mmspec.core.decode import OnStep
 from mmspec.core.rules.base import Accept
 from mmspec.models.model_checks import check_model_ready
+from mmspec.run.arguments import public_call
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.recognition.decoding import RecognitionDecoding
@@ -29,6 +30,7 @@ WINDOW = 30
 TASKS, TIMES = ("transcribe", "translate"), (None, "segment", "word")
 
 
+@public_call
 def transcribe(
     model: Any,
     processor: Any,

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.rows.changes import RowState, join_tensors, rows_of
+from mmspec.utils.typed import typed
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Prompt:
         object.__setattr__(self, "lengths", self.mask.sum(1))
 
     @staticmethod
+    @typed
     def of(embeds: Tensor, mask: Tensor | None = None, extra: Tensor | None = None) -> "Prompt":
         """Make prompts from embeddings padded on either side.
 
