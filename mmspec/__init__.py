@@ -110,7 +110,7 @@ def explain(
     from mmspec.bench.explain.pairs import pair_for, prompts_from
     from mmspec.models.families.registry import family_of
     from mmspec.run.arguments import CHECKS
-    from mmspec.utils.typed import check_call
+    from mmspec.utils.strict import check_call
 
     tokenizers = {"tokenizer": tokenizer, "drafter_tokenizer": drafter_tokenizer}
     check_call(explain, CHECKS, model, inputs, drafter, **tokenizers, reference=reference, batch_size=batch_size)

@@ -63,12 +63,12 @@ def rank_candidates(
         FloatingPointError: when the target's logits hold NaN or infinity.
     """
     begun = time.perf_counter()
+    family = family_of(model)
     inputs = histories if isinstance(histories, Mapping) else catalogue.inputs(histories, model.device)
     rows = len(inputs["input_ids"])
     if candidates is None or any(line is None for line in candidates):
         raise ValueError("candidates must be a list of items for each history: use recommend to search the whole catalogue")
     filters = ItemFilter.of(catalogue, rows, None, candidates, deny, histories if unseen else None)
-    family = family_of(model)
     require(model, family, trees=True)
     check_paths_fit(model, inputs, catalogue)
     trie = filters.trie(catalogue).to(model.device)

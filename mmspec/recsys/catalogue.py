@@ -19,12 +19,14 @@ from mmspec.recsys.storage.lookups import CatalogueLookups
 from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
 from mmspec.recsys.storage.table import column_of, read_table, write_table
 from mmspec.run.arguments import public_call
+from mmspec.utils.strict import strict
 
 Item = Hashable
 SHOWN = "shown"
 """Under this name a prompt tells drafters that count items which ones it shows, as `Catalogue.shown` gives them."""
 
 
+@strict
 @dataclass(frozen=True, eq=False)
 class Catalogue(CatalogueLookups):
     """Items and their semantic-id paths.

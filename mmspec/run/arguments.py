@@ -7,15 +7,14 @@ is valid. Checks that need a model, a vocabulary or a catalogue stand where thes
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite, isnan
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, TypeVar
 
 from mmspec.core.control import MOST_DRAFTED, is_whole
 from mmspec.utils.names import shown, wrong
-from mmspec.utils.typed import typed
+from mmspec.utils.strict import strict
 
 MOST_TOKENS = 2**31 - 1
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 LEAST_BOUND = 256
 """Draft tokens, window, items and beams may always be this many; above it they may not exceed the work requested."""
 
@@ -34,9 +33,9 @@ def check(**given: Any) -> None:
         CHECKS[name](name, value)
 
 
-def public_call(function: Callable[P, R]) -> Callable[P, R]:
+def public_call(function: F) -> F:
     """Make a public call refuse wrong arguments before its work begins: those with a check here, and others by their annotation."""
-    return typed(function, CHECKS)
+    return strict(function, CHECKS)
 
 
 def check_rows(rows: int, **given: Any) -> None:
@@ -130,14 +129,14 @@ def _numbers(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], 
         several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         for each in value if several else (value,):
             one(name, each)
-        if several and not value:
+        if several and (not value or any(each is None for each in value)):  # pyright: ignore[reportGeneralTypeIssues]
             raise wrong(name, value, f"give {words}, or one per row")
 
     return checked
 
 
 def _called(name: str, value: Any) -> None:
-    if value is not None and not callable(value):
+    if value is not None and (not callable(value) or isinstance(value, type)):
         raise wrong(name, value, "give a function")
 
 
@@ -168,7 +167,7 @@ def _draft_length(name: str, value: Any) -> None:
 
 
 def _window(name: str, value: Any) -> None:
-    if value is not None and not (is_whole(value) and value >= 1) and not _is_name(value, "auto") and not _begins(value):
+    if value is not None and not (is_whole(value) and 1 <= value <= MOST_TOKENS) and not _is_name(value, "auto") and not _begins(value):
         raise wrong(name, value, "give at least 1 token (1 is plain decoding), 'auto', or a Control object")
 
 
@@ -237,7 +236,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "draft_length": _draft_length,
     "drafter": _drafter,
     "drafter_tokenizer": _tokenizer,
-    "drift_budget": _number("a number from 0 on", lambda value: value >= 0),
+    "drift_budget": _number("a number from 0 on, or None for no bound", lambda value: 0 <= value < inf),
     "guidance": _numbers("a number from 0 on; 1 or None is no guidance", lambda value: 0 <= value < inf),
     "histories": _batch,
     "k": _whole(1, MOST_TOKENS),
@@ -251,10 +250,12 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "on_step": _called,
     "piece": _whole(1, MOST_TOKENS),
     "priority": _whole(-MOST_TOKENS, MOST_TOKENS),
+    "processor": _tokenizer,
     "processors": _all_called,
     "prompts": _batch,
     "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
+    "sample_rate": _whole(1, MOST_TOKENS, optional=True),
     "samplers": _all_called,
     "stop_below": _stop_below,
     "stops": _all_called,
@@ -267,6 +268,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "tree": _tree,
     "unseen": _flag,
     "voice": _voice,
+    "wait": _number("seconds from 0 on, or None to wait without limit", lambda value: value >= 0),
     "width": _whole(1, MOST_TOKENS, optional=True),
     "window": _window,
 }

@@ -15,6 +15,7 @@ from mmspec.drafters.stops import Confidence, Survival
 from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import BeamTree, DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees.static import MOST_NODES, StaticTree, Template
+from mmspec.utils.names import shown
 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
@@ -80,7 +81,9 @@ def _template(tree: Any) -> Template:
         return Template.read(tree)
     if isinstance(tree, str):
         names = ", ".join(map(repr, (*COMBS, *SEARCHES)))
-        raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
+        raise ValueError(
+            f"unknown tree {shown(tree)}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape"
+        )
     return Template.branching(tree)
 
 

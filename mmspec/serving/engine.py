@@ -103,7 +103,7 @@ class Engine:
             Full: of `queue`, if there is no place after `wait` seconds.
             RuntimeError: if the engine is closed, or its thread has ended.
         """
-        check(priority=priority)
+        check(priority=priority, wait=wait)
         with torch.no_grad():
             work = self.model.read(inputs, options_of(self.model.options, options, "option of this engine's requests"))
         handle = RequestHandle(work, priority, self.model.rule.exactness)

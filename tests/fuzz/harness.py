@@ -6,6 +6,7 @@ import os
 import re
 import resource
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from mmspec.cli import app
 
@@ -92,7 +94,7 @@ def command(args: list[str], folder: Path, wrong: bool) -> tuple[str, str]:
     home = Path.cwd()
     os.chdir(folder)
     try:
-        with redirect_stdout(out), redirect_stderr(err), limited():
+        with redirect_stdout(out), redirect_stderr(err), limited(), patch.object(sys, "stdin", io.StringIO()):
             app(args)
     except SystemExit as stopped:
         code = stopped.code

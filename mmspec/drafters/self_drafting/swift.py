@@ -16,7 +16,7 @@ from mmspec.models.model_checks import check_prompt_ids
 from mmspec.models.partial_forward import PartialForward, refuse_replay
 from mmspec.models.target import HFSession, HFTarget
 from mmspec.utils.names import wrong
-from mmspec.utils.typed import typed
+from mmspec.utils.strict import strict
 
 _MOST = 1 << 16  # tokens and candidates of a search
 
@@ -172,7 +172,7 @@ def foretold(view: PartialForward, pending: Draft, window: int, since: Any = 0) 
     return right, seen
 
 
-@typed
+@strict
 @torch.no_grad()
 def search_parts(
     target: Any, prompt: Any, new: int = 64, share: float = 0.45, trials: int = 100, guided: int = 5, seed: int = 0

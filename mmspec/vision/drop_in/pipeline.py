@@ -165,9 +165,9 @@ class ImagePipeline:
         callback_on_step_end_tensor_inputs: Sequence[str] = (),
         method: str | Method | None = None,
         window: int | str | Control | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        temperature: float | Sequence[float] = 1.0,
+        top_k: int | Sequence[int] | None = None,
+        top_p: float | Sequence[float] | None = None,
         drift_budget: float | None = None,
     ) -> PipelineOutput | tuple[Any]:
         """Generate images.

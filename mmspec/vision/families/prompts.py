@@ -9,7 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.rows.changes import RowState, join_tensors, rows_of
-from mmspec.utils.typed import typed
+from mmspec.utils.strict import strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,6 @@ class Prompt:
         object.__setattr__(self, "lengths", self.mask.sum(1))
 
     @staticmethod
-    @typed
     def of(embeds: Tensor, mask: Tensor | None = None, extra: Tensor | None = None) -> "Prompt":
         """Make prompts from embeddings padded on either side.
 
@@ -78,6 +77,7 @@ class PromptRows(RowState):
         self.prompt = prompt
 
 
+@strict
 @dataclass(frozen=True)
 class ImagePrompt:
     """A text with images, for models that make an image from images (GLM-Image).

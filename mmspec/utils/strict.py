@@ -8,33 +8,35 @@ from math import isfinite
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, ParamSpec, TypeVar, Union
+from typing import Any, Literal, TypeVar, Union
 
 from mmspec.utils.names import wrong
 
 _LARGEST = 2**63  # whole numbers below it fit a tensor
 _LOOKED_AT = 1024  # entries of a list whose types are compared with an annotation
-P = ParamSpec("P")
-R = TypeVar("R")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def typed(function: Callable[P, R], checks: Mapping[str, Callable[[str, Any], None]] | None = None) -> Callable[P, R]:
-    """Make a function refuse arguments that are not what its annotations say.
+def strict(function: F, checks: Mapping[str, Callable[[str, Any], None]] | None = None) -> F:
+    """Make a function, or the constructor of a class, refuse arguments that are not what its annotations say.
 
     Args:
-        function: a public call.
+        function: a public call, or a class.
         checks: checks by a parameter's name, before those by annotation; called with the name and the value.
 
     Returns:
-        The function with these checks before it.
+        The function with these checks before it; the same class.
     """
+    if isinstance(function, type):
+        function.__init__ = strict(function.__init__, checks)  # type: ignore[misc]
+        return function  # pyright: ignore[reportReturnType]
 
     @functools.wraps(function)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+    def call(*args: Any, **kwargs: Any) -> Any:
         check_call(function, checks or {}, *args, **kwargs)
         return function(*args, **kwargs)
 
-    return call
+    return call  # pyright: ignore[reportReturnType]
 
 
 def check_call(function: Callable[..., Any], checks: Mapping[str, Callable[[str, Any], None]], *args: Any, **kwargs: Any) -> None:
@@ -58,7 +60,7 @@ def check_call(function: Callable[..., Any], checks: Mapping[str, Callable[[str,
         parameter, hint = signature.parameters[name], hints.get(name, Any)
         if value is parameter.default or parameter.kind is inspect.Parameter.VAR_KEYWORD:
             continue
-        if name in checks and not (value is None and hint is not Any and fits(None, hint)):
+        if name in checks and (value is not None or hint is Any):
             checks[name](name, value)
             continue
         for one in value if parameter.kind is inspect.Parameter.VAR_POSITIONAL else (value,):  # pyright: ignore[reportOptionalIterable]
@@ -103,13 +105,15 @@ def fits(value: Any, hint: Any) -> bool:
     if getattr(kind, "_is_protocol", False):
         return not _is_plain(value)
     if kind in (list, tuple, Sequence, Iterable, Collection):
-        return _is_several(value, kind) and _entries_fit(value, parts)
+        return _is_several(value, kind, parts) and _entries_fit(value, parts)
     return isinstance(value, kind)
 
 
-def _is_several(value: Any, kind: Any) -> bool:
+def _is_several(value: Any, kind: Any, parts: Sequence[Any]) -> bool:
     sized = kind is Iterable or (hasattr(value, "__len__") and hasattr(value, "__getitem__"))
-    return sized and hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | type)
+    several = sized and hasattr(value, "__iter__") and not isinstance(value, str | bytes | Mapping | type)
+    numbers = not parts or parts[0] is Any or isinstance(parts[0], TypeVar) or getattr(parts[0], "__name__", "") in ("Tensor", "Hashable")
+    return several and (not hasattr(value, "dtype") or numbers or fits(0, parts[0]))
 
 
 def _entries_fit(value: Any, parts: Sequence[Any]) -> bool:
