@@ -63,6 +63,18 @@ TREE = Annotated[
         metavar="TREE",
     ),
 ]
+STOP_BELOW = Annotated[
+    str | None,
+    option(
+        HOW,
+        "End a chain where the drafter's best probability falls below P; adaptive; or the folder of an acceptance head "
+        "(mmspec recipe text/train_acceptance_head.py).",
+        metavar="P",
+    ),
+]
+REFERENCES = Annotated[
+    str | None, option(HOW, "With --drafter lookup: a text that outputs may quote, or JSON lines of them.", metavar="FILE")
+]
 TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K most likely tokens only.", metavar="K")]
 TOP_P = Annotated[float | None, option(DRAWING, "Draw from the smallest set of tokens with total probability P.", metavar="P")]

@@ -23,7 +23,7 @@ def version_of_job(out: Path, model: Path) -> Path | None:
         return None
     try:
         wanted = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["model"]["catalogue"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
     if read_catalogue(model).digest == wanted:
         return None

@@ -68,6 +68,8 @@ def rank_candidates(
     rows = len(inputs["input_ids"])
     if candidates is None or any(line is None for line in candidates):
         raise ValueError("candidates must be a list of items for each history: use recommend to search the whole catalogue")
+    if len(candidates) != rows:
+        raise ValueError(f"candidates has {len(candidates)} lists for {rows} histories: give one for each")
     filters = ItemFilter.of(catalogue, rows, None, candidates, deny, histories if unseen else None)
     require(model, family, trees=True)
     check_paths_fit(model, inputs, catalogue)

@@ -19,6 +19,7 @@ from mmspec.recsys.storage.lookups import CatalogueLookups
 from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
 from mmspec.recsys.storage.table import column_of, read_table, write_table
 from mmspec.run.arguments import public_call
+from mmspec.utils.names import wrong
 from mmspec.utils.strict import strict
 
 Item = Hashable
@@ -96,6 +97,9 @@ class Catalogue(CatalogueLookups):
         Raises:
             ValueError: for codes out of range.
         """
+        for name, value, least in (("size", size, 1), ("offset", offset, 0)):
+            if value is not None and not least <= value < 2**31:
+                raise wrong(name, value, f"give {least} to {2**31 - 1}")
         size = int(codes.max()) + 1 if size is None else size
         if int(codes.min()) < 0 or int(codes.max()) >= size:
             raise ValueError(f"codes run from {int(codes.min())} to {int(codes.max())}: they must be in 0..{size - 1}")

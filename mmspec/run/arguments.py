@@ -141,7 +141,7 @@ def _called(name: str, value: Any) -> None:
 
 
 def _all_called(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, list | tuple) or not all(map(callable, value))):
+    if not isinstance(value, list | tuple) or not all(map(callable, value)):
         raise wrong(name, value, "give a list of callable objects")
 
 
@@ -221,8 +221,10 @@ def _group_rules(name: str, value: Any) -> None:
 
 
 def _stop_below(name: str, value: Any) -> None:
-    if not _is_name(value, "adaptive"):
-        _number("a probability, 0 to 1, or 'adaptive'", lambda number: 0 <= number <= 1)(name, value)
+    if not _is_name(value, "adaptive") and not (hasattr(value, "before") and hasattr(value, "after") and not isinstance(value, type)):
+        _number(
+            "a probability, 0 to 1, or 'adaptive', or a stop such as mmspec.drafters.stops.Learned(head)", lambda number: 0 <= number <= 1
+        )(name, value)
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
@@ -256,7 +258,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
     "sample_rate": _whole(1, MOST_TOKENS, optional=True),
-    "samplers": _all_called,
+    "samplers": lambda name, value: None if value is None else _all_called(name, value),
     "stop_below": _stop_below,
     "stops": _all_called,
     "streamer": _streamer,

@@ -20,6 +20,7 @@ from mmspec.drafters.block.pard import by_masks, mask_token_of
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.lighter import drafted_part, lighter
 from mmspec.drafters.model.vocabulary import Overlap, Translated
+from mmspec.drafters.stops import Stop as Stopping
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.families.whisper import corresponding_ids
@@ -59,7 +60,7 @@ def generate(
     repetition_penalty: float | None = None,
     max_new_tokens: int = 128,
     view: Any = None,
-    stop_below: float | str | None = None,
+    stop_below: float | str | Stopping | None = None,
     processors: Sequence[Processor | LogitsProcessor] = (),
     stops: Sequence[Stop] = (),
     streamer: Any = None,
@@ -98,7 +99,7 @@ def generate(
             "cropped", for a Whisper drafter with an encoder of its own: the recording without the silence that pads its window.
         stop_below: a chain of a model's draft tokens ends where its largest probability falls below this; "adaptive": where the product of
             their probabilities falls below a threshold that follows the verdicts (LLMCad, Xu et al. 2023), and paths of a "best-first" tree
-            alike.
+            alike; or a stop, such as `mmspec.drafters.stops.Learned(head)` with a trained acceptance head.
         processors: further distribution processors, of mmspec or of transformers. Of the latter those that are functions of one row's
             padded ids and scores: transformers' own, and classes with `mmspec_stateless = True`; others are refused.
         stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.

@@ -8,7 +8,7 @@ from mmspec.bench.check.custom import IdPair
 from mmspec.loading.text import Pair
 from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of
-from mmspec.models.model_checks import model_name
+from mmspec.models.model_checks import check_prompt_ids, model_name
 from mmspec.run.arguments import public_call
 from mmspec.run.config import Config, DrafterSection, RunSection
 from mmspec.text.inputs.checks import checked, tensors
@@ -75,6 +75,7 @@ def prompts_from(inputs: Any, tokenizer: Any, model: Any) -> list[Any]:
         if tokenizer is not None:
             raise ValueError("inputs holds token ids and tokenizer was given: give texts, or leave tokenizer out")
         found = checked(model, family_of(model), tensors(inputs, execution_device(model)))
+        check_prompt_ids("inputs", found, model.config.get_text_config(decoder=True).vocab_size)
         ids, mask = found["input_ids"], found.get("attention_mask")
         real = ids == ids if mask is None else mask.bool()
         return [tuple(row[there].tolist()) for row, there in zip(ids, real, strict=True)]

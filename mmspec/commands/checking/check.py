@@ -56,6 +56,8 @@ def check(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: Annotated[
         float | None, common.option(common.DRAWING, "Temperature of sampled checks; 0.8 by default.", metavar="T")
     ] = None,

@@ -25,6 +25,7 @@ from mmspec.core.rules.base import Accept
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.transform import Transformed
 from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.stops import Stop
 from mmspec.models import compat
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
@@ -50,6 +51,9 @@ def speculate(
     tree: Tree = None,
     seed: int | Sequence[int] | None = None,
     stateless: Sequence[type] = (),
+    *,
+    view: Any = None,
+    stop_below: float | str | Stop | None = None,
 ) -> Callable[..., Any]:
     """Return a decoding function for transformers' `custom_generate`.
 
@@ -66,6 +70,7 @@ def speculate(
         stateless: your own classes of logits processors and stopping criteria that keep no state and read one row only: functions
             of padded ids LongTensor [1, L] and scores float [1, V], for any ids. Requests with them are drafted for. Equivalent to an
             attribute `mmspec_stateless = True` on the class.
+        view, stop_below: as in `mmspec.text.generate`.
 
     Returns:
         A callable for `custom_generate`. It raises ValueError, in one line, for refused settings.
@@ -75,7 +80,7 @@ def speculate(
     """
     if not isinstance(stateless, (list, tuple)) or not all(isinstance(each, type) for each in stateless):
         raise ValueError(f"stateless is {shown(stateless)}: give a list of classes")
-    request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
+    request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed, view=view, stop_below=stop_below)
     return Speculation(request, tuple(stateless))
 
 

@@ -61,7 +61,7 @@ def load_checkpoint(
     """
     try:
         return _found(str(name), layout, dtype, device, codec)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, ImportError, RuntimeError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
 

@@ -23,6 +23,7 @@ from mmspec.speech.recognition.transcript import Transcript, Transcription, join
 from mmspec.speech.recognition.voice_activity import speech_parts
 from mmspec.speech.recognition.whisper import transcribe_whisper
 from mmspec.speech.sound.audio import read_sound
+from mmspec.utils.names import wrong
 
 Sound = str | Path | Tensor
 WINDOW = 30
@@ -94,6 +95,8 @@ def transcribe(
         FileNotFoundError: for a file that does not exist.
     """
     clock = perf_counter()
+    if not hasattr(model, "config"):
+        raise wrong("model", model, "give a speech recogniser, what AutoModelForSpeechSeq2Seq.from_pretrained returned")
     _check(model, task, timestamps, batch_size)
     check_model_ready(model)
     given = [sounds] if isinstance(sounds, (str, Path, Tensor)) else list(sounds)

@@ -167,7 +167,7 @@ def _trained(path: Path, target: Any) -> Any:
     causal_config(path, target)
     try:
         return AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         raise ValueError(f"{path} holds no causal language model: {_first_line(error)}") from None
 
 
