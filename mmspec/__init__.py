@@ -108,7 +108,14 @@ def explain(
     """
     from mmspec.bench.explain.explanation import ExplainPlan, explain_pair
     from mmspec.bench.explain.pairs import pair_for, prompts_from
+    from mmspec.models.families.registry import family_of
+    from mmspec.run.arguments import CHECKS
+    from mmspec.utils.strict import check_call
 
+    tokenizers = {"tokenizer": tokenizer, "drafter_tokenizer": drafter_tokenizer}
+    check_call(explain, CHECKS, model, inputs, drafter, **tokenizers, reference=reference, batch_size=batch_size)
+    if reference is not None:
+        family_of(reference)
     pair = pair_for(model, drafter, tokenizer, **settings)
-    prompts = prompts_from(inputs, tokenizer)
+    prompts = prompts_from(inputs, tokenizer, model)
     return explain_pair(pair, ExplainPlan(prompts, batch_size, reference=reference, drafter_tokenizer=drafter_tokenizer))

@@ -14,8 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.bench.compare.ears import Ears, quality_table, spoken_numbers
 from mmspec.bench.compare.speech import FOLDER
@@ -29,6 +27,7 @@ from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 WAYS = ("frozen", "target", "joint")
 

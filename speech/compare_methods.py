@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.bench.compare.ears import Ears, quality_table, spoken_numbers, spoken_sentences
 from mmspec.bench.compare.run import Spread
@@ -33,6 +31,7 @@ from mmspec.speech.sound.recogniser import word_errors
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 FORMS = {"numbers": spoken_numbers, "long-numbers": partial(spoken_numbers, length=4), "sentences": spoken_sentences}
 

@@ -29,6 +29,21 @@ def test_only_one_module_knows_transformers_caches():
     assert knowing == ["slot_cache.py"]
 
 
+def test_only_one_module_lets_rich_read_text_as_markup():
+    """Whatever of rich reads "[red]" in a text as markup by itself is imported by one module, which switches it off."""
+    reads = re.compile(
+        r"^\s*(from rich\.(console|markup|status|prompt) |import rich|from rich import|from rich\.progress .*\b(TextColumn|track)\b)", re.M
+    )
+    recipes = [path for folder in MODALITIES for path in (ROOT / folder).glob("*.py")]
+    knowing = {p.name for p in (*SOURCES, *recipes) if reads.search(_run_code(p.read_text(encoding="utf-8")))}
+    assert knowing == {"screen.py"}
+
+
+def _run_code(source: str) -> str:
+    """`source` without what only type checkers import."""
+    return re.sub(r"^if TYPE_CHECKING:\n(?:    .*\n|\n)*", "", source, flags=re.M)
+
+
 def test_files_are_read_in_one_sitting():
     long = {str(p.relative_to(ROOT)): n for p in SOURCES if (n := len(p.read_text(encoding="utf-8").splitlines())) > structure.LINES}
     assert not long

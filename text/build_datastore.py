@@ -15,11 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.drafters.retrieval.datastore import Datastore
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 
 def texts(paths: list[Path]) -> Iterator[str]:

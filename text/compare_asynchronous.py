@@ -18,7 +18,6 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.bench.compare.run import Spread
@@ -31,6 +30,7 @@ from mmspec.run.config import Config, DrafterSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 Contender = tuple[str, Any, int]  # name, drafter, draft length
 Found = dict[str, tuple[list[float], Stats]]

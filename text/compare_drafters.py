@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
-from rich.progress import track
-
 from mmspec.bench.compare.peers import run_transformers
 from mmspec.bench.compare.run import Spread
 from mmspec.core.stats import Stats
@@ -30,6 +28,7 @@ from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 FREE = ("none", "lookup", "suffix", "recycling", "lookahead", "layer-skip", "model")
 

@@ -15,8 +15,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.bench.compare.peers import Outcome
 from mmspec.bench.compare.run import Spread
@@ -26,6 +24,7 @@ from mmspec.minis import vlm_model as sights
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 HELD = 7 * 10**9  # scenes from here on were neither trained on nor looked at
 

@@ -12,14 +12,13 @@ import argparse
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from rich.progress import track
-
 from mmspec.core.stats import Stats
 from mmspec.loading.text import Pair, load_pair, named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.files import read_prompts, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 
 def measure(pair: Pair, prompts: list[str], batch_size: int) -> Stats:

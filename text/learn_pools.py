@@ -21,14 +21,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 import mmspec
 from mmspec.core.stats import Stats
 from mmspec.drafters.retrieval.pools import Pools
 from mmspec.minis.corpus import documents, split
 from mmspec.train.held_out import apart
 from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
+from mmspec.utils.screen import track
 
 Prompts = dict[str, list[str]]
 

@@ -12,7 +12,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.bench.compare.continuous import MethodEntry, MethodFigures, look, race, rows, write
@@ -21,6 +20,7 @@ from mmspec.minis.images import load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.continuous.methods import ContinuousPictures
 from mmspec.vision.quality.classifier import classify

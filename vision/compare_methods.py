@@ -14,7 +14,6 @@ from pathlib import Path
 from time import perf_counter
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.bench.compare.usual_pictures import generate_by_library
@@ -25,6 +24,7 @@ from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import machine, provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 from mmspec.vision.codes.methods import METHODS as KNOWN
 from mmspec.vision.codes.methods import neighbours
 from mmspec.vision.codes.registry import can_draw

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.minis.images import load_images, load_judge
@@ -24,6 +23,7 @@ from mmspec.train.held_out import apart
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.codes.registry import can_draw
 from mmspec.vision.families.llamagen import LlamaGenPictures

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.minis import HOME
@@ -21,6 +20,7 @@ from mmspec.minis.images import asked_values, load_images, load_judge
 from mmspec.utils.files import whole, write_json
 from mmspec.utils.provenance import machine, provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 from mmspec.vision import METHODS, PUBLISHED
 from mmspec.vision.codes.registry import can_draw, method_of
 from mmspec.vision.quality import metrics

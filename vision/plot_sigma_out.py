@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 
 import mmspec
 from mmspec.minis import HOME, pictures
@@ -22,6 +21,7 @@ from mmspec.minis.images import load_judge
 from mmspec.utils.files import whole
 from mmspec.utils.provenance import machine, provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 from mmspec.vision import Sampling
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import classify

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import matplotlib
 from PIL import Image, ImageDraw, ImageFont
-from rich.progress import track
 
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 FONTS = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneralBol")
 INKS = ((20, 20, 20), (170, 30, 30), (30, 70, 170), (30, 120, 50))

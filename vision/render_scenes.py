@@ -9,13 +9,12 @@ recipes of this folder take as --pictures. The same seed gives the same pictures
 import json
 from pathlib import Path
 
-from rich.progress import track
-
 from mmspec.minis.drawn.captioned import captioned_scene, draw_captioned
 from mmspec.minis.picture_sets.folder import CAPTIONS
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.files import whole_folder
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 
 def main() -> None:

@@ -12,12 +12,12 @@ columns.
 from pathlib import Path
 
 import torch
-from rich.progress import track
 
 from mmspec.bench.synthetic.raster import METHODS, SPREAD, compression
 from mmspec.utils.files import write_json
 from mmspec.utils.provenance import provenance
 from mmspec.utils.recipe_options import RecipeParser, run_recipe
+from mmspec.utils.screen import track
 
 SHAPES = ("24", "32", "90", "16x8")
 

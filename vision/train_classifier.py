@@ -11,13 +11,13 @@ judge sees each of the attributes in captions.jsonl. A stopped run goes on; dele
 import json
 
 import torch
-from rich.progress import track
 
 from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
 from mmspec.minis.picture_sets.sets import PicturePart, code_table, random_pictures
 from mmspec.train import Fit, fit
 from mmspec.train.parallel import refuse_several_processes
 from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_loader
+from mmspec.utils.screen import track
 from mmspec.vision.codes import tokenizer as tokens
 from mmspec.vision.quality.classifier import Classifier, attribute_loss, classify, load_classifier, save_classifier, seen_values
 

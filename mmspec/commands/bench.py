@@ -50,6 +50,8 @@ def bench(
         str | None, common.option(common.HOW, "Draft tokens a round; 5 by default, for every contender.", metavar="N")
     ] = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: common.TEMPERATURE = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,

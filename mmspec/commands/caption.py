@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Column, Table
 
 from mmspec.commands import common
@@ -60,6 +59,8 @@ def caption(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: common.TEMPERATURE = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
@@ -176,7 +177,7 @@ def _beside(pair: Any, found: Any, plain: Any) -> None:
     show.print(table)
     same = _ids(plain) == _ids(found)
     times = plain.stats.seconds["total"] / max(found.stats.seconds["total"], 1e-9)
-    show.print(f"{'the same tokens' if same else 'other tokens: ' + escape(pair.decode(_ids(plain)))}; {times:.2f} x plain", soft_wrap=True)
+    show.print(f"{'the same tokens' if same else 'other tokens: ' + pair.decode(_ids(plain))}; {times:.2f} x plain", soft_wrap=True)
 
 
 # --- a batch --------------------------------------------------------------------------------------------------------------
@@ -215,4 +216,4 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], question: s
         found = {key: getattr(report, key) for key in ("records", "outputs", "rejects", "shards", "resumed", "seconds", "rate", "measures")}
         common.emit({**found, "out": given["out"], "tokens_per_call": calls})
     else:
-        common.console(False).print(escape(f"{report}; {calls:.2f} tokens per call: {given['out']}"), soft_wrap=True)
+        common.console(False).print(f"{report}; {calls:.2f} tokens per call: {given['out']}", soft_wrap=True)

@@ -14,18 +14,19 @@ from logging import getLogger
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from typer.core import TyperGroup
 
 from mmspec.commands.options.settings import WORDS, check_counts, config_of, length_of, refuse_unread, tree_of, with_defaults
 from mmspec.jobs import Stopped
+from mmspec.utils import screen
 from mmspec.utils.files import read_prompts
+from mmspec.utils.screen import console
 
 if TYPE_CHECKING:
     from mmspec.run.config import Config
 
-__all__ = ["check_counts", "config_of", "length_of", "refuse_unread", "tree_of", "with_defaults"]
+__all__ = ["check_counts", "config_of", "console", "length_of", "refuse_unread", "tree_of", "with_defaults"]
 
 WHAT, HOW, DRAWING, FILES, SHOW = "What runs", "Drafting", "Sampling", "Prompts and results", "Output"
 
@@ -61,6 +62,18 @@ TREE = Annotated[
         "comb, cape, expand, opt, dynamic, beams, best-first, children per level (4,2,1), a template (*.json), or none (the default).",
         metavar="TREE",
     ),
+]
+STOP_BELOW = Annotated[
+    str | None,
+    option(
+        HOW,
+        "End a chain where the drafter's best probability falls below P; adaptive; or the folder of an acceptance head "
+        "(mmspec recipe text/train_acceptance_head.py).",
+        metavar="P",
+    ),
+]
+REFERENCES = Annotated[
+    str | None, option(HOW, "With --drafter lookup: a text that outputs may quote, or JSON lines of them.", metavar="FILE")
 ]
 TEMPERATURE = Annotated[float | None, option(DRAWING, "0 (default) is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, option(DRAWING, "Draw from the K most likely tokens only.", metavar="K")]
@@ -141,7 +154,7 @@ class Commands(TyperGroup):
 def _report(error: BaseException, verbose: bool) -> int:
     """Print one line about an error and return the exit code."""
     if verbose and not hasattr(error, "format_message"):
-        Console(stderr=True).print_exception()
+        console(stderr=True).print_exception()
     code, line = _verdict(error)
     if line:
         print(f"mmspec: {_LONG.sub(_shortened, ' '.join(line.split()))}", file=sys.stderr)
@@ -226,7 +239,7 @@ def load(config: "Config") -> Any:
 
 def waiting(config: "Config", loading: Callable[[], Any]) -> Any:
     """Return the result of `loading`, with a spinner on a terminal."""
-    with Console(stderr=True).status(f"loading {config.target.path}"):
+    with screen.spinner(f"loading {config.target.path}"):
         return loading()
 
 
@@ -246,26 +259,21 @@ def emit(data: Any) -> None:
 
 def note(message: str) -> None:
     """Print a line to stderr."""
-    Console(stderr=True, highlight=False).print(message, soft_wrap=True)
-
-
-def console(as_json: bool) -> Console:
-    """Return the console for tables: stdout, or stderr if stdout is reserved for JSON."""
-    return Console(stderr=as_json, highlight=False)
+    console(stderr=True).print(message, soft_wrap=True)
 
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
     """Show a progress bar on stderr if that is a terminal. Call the yielded function with the amount done."""
-    screen = Console(stderr=True)
+    show = console(stderr=True)
     columns = (
-        TextColumn("{task.description}"),
+        screen.text_column(),
         BarColumn(),
         MofNCompleteColumn(),
-        TextColumn("{task.fields[extra]}"),
+        screen.text_column("{task.fields[extra]}"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal) as bars:
+    with Progress(*columns, console=show, transient=True, disable=not show.is_terminal) as bars:
         task = bars.add_task(title, total=total, extra="")
 
         def done(amount: float = 1, extra: str = "") -> None:

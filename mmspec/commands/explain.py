@@ -5,8 +5,8 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mmspec.commands import common
 from mmspec.utils.files import whole
@@ -43,6 +43,8 @@ def explain(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: common.TEMPERATURE = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
@@ -114,14 +116,15 @@ def _show(found: Any, about: dict[str, Any]) -> None:
     show.print(_acceptance(facts.acceptance))
     show.print(_seconds(facts))
     for line in _lines(found):
-        show.print(escape(line), soft_wrap=True)
+        show.print(line, soft_wrap=True)
     for number, cause in enumerate(found.causes, start=1):
         how = "by what was measured" if cause.measured else "estimate"
-        show.print(f"[red]{number}. {escape(cause.text)}[/] ({cause.gain:.2f} times faster without it; {how})", soft_wrap=True)
+        gain = f" ({cause.gain:.2f} times faster without it; {how})"
+        show.print(Text.assemble((f"{number}. {cause.text}", "red"), gain), soft_wrap=True)
         for line in (*cause.evidence, f"do: {cause.remedy}"):
-            show.print(f"   {escape(line)}", soft_wrap=True)
-    name = f"{found.model} with drafter {found.drafter}"
-    show.print(f"{escape(name)}: [{'green' if found.healthy else 'red'}]{escape(found.verdict)}[/]", soft_wrap=True)
+            show.print(f"   {line}", soft_wrap=True)
+    verdict = (found.verdict, "green" if found.healthy else "red")
+    show.print(Text.assemble(f"{found.model} with drafter {found.drafter}: ", verdict), soft_wrap=True)
     show.print(machine(about), soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ from rich.table import Column, Table
 from mmspec.commands import common
 from mmspec.utils.files import whole
 from mmspec.utils.places import Writes
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -156,8 +157,6 @@ class Drawn:
 
 def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any], given: dict[str, Any]) -> tuple[dict, list[Drawn]]:
     """Return the prompt, and the result of each method."""
-    from rich.console import Console
-
     from mmspec.loading import vision as models
     from mmspec.loading.text import device_of
     from mmspec.vision.codes.registry import method_of
@@ -170,7 +169,7 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     own = {"decoder": given["decoder"], "captions": given["captions"]}
     if models.is_file_model(given["model"]):
         own["size"] = options.pop("size", None)
-    with Console(stderr=True).status(f"loading {given['model']}"):
+    with spinner(f"loading {given['model']}"):
         own = {name: value for name, value in own.items() if value is not None}
         loaded = models.load_image_model(given["model"], given["dtype"], device_of(given["device"]), **own)
     models.check_decoder(loaded)

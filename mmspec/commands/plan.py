@@ -3,7 +3,6 @@
 import math
 from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.markup import escape
 from rich.table import Column, Table
 
 from mmspec.commands import common
@@ -183,13 +182,13 @@ def _show(found: "SchedulePlan", measured: str | None, replayed: bool) -> None:
         table.add_row(_named(each), *counts, *(f"{rate:.4g}" for rate in rates), f"{each.speed:.2f}", f"{each.per_device:.4g}")
     show.print(table)
     for line in found.omitted:
-        show.print(f"left out: {escape(line)}", soft_wrap=True)
+        show.print(f"left out: {line}", soft_wrap=True)
     best, most = found.best, found.most_for_the_devices
     show.print(f"fastest: {_named(best)}: {best.speed:.2f} times plain decoding on {_devices(best.devices)}", soft_wrap=True)
     if most.name != best.name:
         show.print(f"most tokens a device: {_named(most)}: {most.speed:.2f} times on {_devices(most.devices)}", soft_wrap=True)
     if measured is not None:
-        show.print(f"measured: {escape(measured)}", soft_wrap=True)
+        show.print(f"measured: {measured}", soft_wrap=True)
 
 
 def _named(each: Any) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
@@ -76,6 +75,6 @@ def _list(as_json: bool) -> None:
         table = Table("name", "what it does", title=folder, title_justify="left", title_style="bold")
         for each in found:
             if Path(each.name).parent.as_posix() == folder:
-                table.add_row(escape(each.name), escape(each.summary))
+                table.add_row(each.name, each.summary)
         show.print(table)
     show.print("mmspec recipe NAME shows where a file is and how to run it; -- ARGUMENTS runs it; --copy DIR copies it", soft_wrap=True)

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mmspec.commands import common
 from mmspec.utils.places import Writes
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -178,8 +179,6 @@ def _job(given: dict[str, Any]) -> None:
 
 
 def _few(given: dict[str, Any]) -> None:
-    from rich.console import Console
-
     from mmspec.jobs.recommendations import Recommend
     from mmspec.jobs.recommendations_job import read_allowed_items
     from mmspec.loading.recsys import items_of, load_recommender
@@ -189,7 +188,7 @@ def _few(given: dict[str, Any]) -> None:
 
     if given["mode"] is not None:
         method_of(given["mode"])
-    with Console(stderr=True).status(f"loading {given['model']}"):
+    with spinner(f"loading {given['model']}"):
         drafter = "none" if given["mode"] == "plain" and not given["compare"] else given["drafter"]
         loaded = load_recommender(given["model"], given["catalogue"], drafter, given["dtype"], device_of(given["device"]))
     check_items(given["k"], given["width"], len(loaded.catalogue))
@@ -265,16 +264,16 @@ def _same(found: list[Any]) -> int:
 def _show(loaded: Any, works: list[Any], requests: list[Any], found: list[Any]) -> None:
     show, name = common.console(False), loaded.catalogue.name
     for number, ((after, history), mine) in enumerate(zip(requests, found[0], strict=True)):
-        last = escape("; ".join(name(item) for item in history[-3:]))
-        show.print(f"[bold]after[/bold] {'... ' if len(history) > 3 else ''}{last}", soft_wrap=False)
+        last = "; ".join(name(item) for item in history[-3:])
+        show.print(Text.assemble(("after", "bold"), f" {'... ' if len(history) > 3 else ''}{last}"), soft_wrap=False)
         table = Table("rank", "item", "name", "score", *(["in plain search"] if len(found) > 1 else []))
         for rank, (item, score) in enumerate(zip(mine["items"], mine["scores"], strict=True), 1):
             beside = [_rank(item, found[1][number]["items"])] if len(found) > 1 else []
             bought = " (bought next)" if item == after else ""
-            table.add_row(str(rank), escape(str(item)), escape(name(item)) + bought, f"{score:.4f}", *beside)
+            table.add_row(str(rank), str(item), name(item) + bought, f"{score:.4f}", *beside)
         show.print(table if mine["items"] else "nothing is left to recommend")
         if after is not None and after not in mine["items"]:
-            show.print(f"bought next: {escape(name(after))}")
+            show.print(f"bought next: {name(after)}")
     figures = Table("mode", "target calls a user", "levels a call", "seconds", "exactness")
     for work in works:
         row = _figures(work)

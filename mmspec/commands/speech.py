@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
 
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.utils.files import whole
 from mmspec.utils.places import Writes
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -148,15 +148,13 @@ def _synthesize(
     given: dict[str, Any], utterances: list[str], voices: list[Any], sinks: list[Any], form: str
 ) -> tuple[Any, list[dict[str, Any]], Any]:
     """Synthesize into `sinks`; returns (speaker, figures of every utterance, stats)."""
-    from rich.console import Console
-
     from mmspec.core.stats import Stats
     from mmspec.speech import synthesize
     from mmspec.speech.sound.audio import at_rate
     from mmspec.speech.sound.files import GrowingWav, sound_bytes
     from mmspec.utils.devices import device_of
 
-    with Console(stderr=True).status(f"loading {given['model']}"):
+    with spinner(f"loading {given['model']}"):
         loaded = load(given["model"], given["drafter"], given["dtype"], device_of(given["device"]))
     own = loaded.model.rate
     rate, stats, found = given["sample_rate"] or own, Stats(), []
@@ -164,7 +162,7 @@ def _synthesize(
     options = {name: given[name] for name in names}
     loaded.model.encode(utterances, voices)  # an invalid text is reported before any is synthesized
     for sink in sinks if given["stream"] else ():
-        common.note(f"growing in {escape(sink.name)}")
+        common.note(f"growing in {sink.name}")
     with common.progress("utterance" if len(utterances) == 1 else "utterances", len(utterances)) as done:
         for first in range(0, len(utterances), BATCH):
             part = slice(first, first + BATCH)
@@ -235,7 +233,7 @@ def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats:
     for row in rows:
         times = ["-" if row[name] is None else f"{row[name]:.2f} s" for name in ("first_sound", "worst_gap")]
         text = row["text"] if len(row["text"]) <= 40 else f"{row['text'][:37]}..."
-        table.add_row(escape(row["out"]), row["voice"] or "", escape(text), f"{row['seconds']:.2f}", *times)
+        table.add_row(row["out"], row["voice"] or "", text, f"{row['seconds']:.2f}", *times)
     show = common.console(False)
     show.print(table)
     show.print(f"{summary(stats)}; real-time factor {factor:.2f}", soft_wrap=True)
@@ -264,4 +262,4 @@ def _job(given: dict[str, Any]) -> None:
         common.emit({**found, "out": given["out"], "real_time_factor": factor, "tokens_per_call": calls})
     else:
         sound = f"{counted['sound']:.1f} s of sound, {calls:.2f} tokens per call, real-time factor {factor:.2f}"
-        common.console(False).print(escape(f"{report}; {sound}"), soft_wrap=True)
+        common.console(False).print(f"{report}; {sound}", soft_wrap=True)

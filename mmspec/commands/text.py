@@ -42,6 +42,8 @@ def text(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: common.TEMPERATURE = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, runtime_checkable
 
 from mmspec.core.protocols import CostlyStart, DraftSession, InProcesses, Matches, StoppingCriteria, TargetSession
 from mmspec.core.records import Committed, Draft
@@ -14,7 +14,7 @@ MOST_DRAFTED = 4096
 """The most draft tokens a round: more would be scored in one forward of the target."""
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> TypeGuard[int]:
     """True for integers; False for bools and everything else.
 
     Args:

@@ -22,6 +22,7 @@ from torch import Tensor
 from mmspec.core.gumbel import gumbel_best, gumbel_top
 from mmspec.core.hashing import GAMMA, MIX_1, MIX_2, gumbel, mix, stream_bits, uniform
 from mmspec.core.rows.changes import rows_of
+from mmspec.utils.names import shown
 
 
 class Role(IntEnum):
@@ -198,7 +199,7 @@ class Noise:
         given: list[Any] = list(seed) if several else [seed]  # pyright: ignore[reportArgumentType]
         given = [int(each) if isinstance(each, Tensor) and each.dim() == 0 and not each.is_floating_point() else each for each in given]
         if wrong := [each for each in given if not isinstance(each, Integral)]:
-            raise ValueError(f"seed is {wrong[0]!r:.60}: give a whole number, or one per row")
+            raise ValueError(f"seed is {shown(wrong[0])}: give a whole number, or one per row")
         seeds = given if several else [int(given[0]) + row for row in range(rows)]
         if len(seeds) != rows:
             raise ValueError(f"seed has {len(seeds)} entries for {rows} rows: give one int, or one seed per row")

@@ -25,7 +25,7 @@ def version_of_job(out: Path, model: Path) -> Path | None:
     try:
         manifest = json.loads((out / "manifest.json").read_text(encoding="utf-8"))
         wanted = manifest["model"]["catalogue"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
     if manifest.get("state") == "done":
         return None

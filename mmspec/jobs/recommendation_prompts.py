@@ -33,7 +33,7 @@ def prompt_tokenizer(model: str) -> Any:
         if model in MINIS:
             raise ValueError("it reads items alone")
         return AutoTokenizer.from_pretrained(place)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"{model} has no tokenizer, which texts need ({reason}): save it beside the model") from None
 

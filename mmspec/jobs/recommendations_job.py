@@ -190,7 +190,7 @@ def _committed(out: Path) -> int | None:
     """The stored levels of a job that was begun, or None."""
     try:
         found = json.loads((out / "manifest.json").read_text(encoding="utf-8"))["options"]["draft_length"]
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, RecursionError, KeyError, TypeError):
         return None
     return found if isinstance(found, int) else None
 

@@ -175,6 +175,6 @@ def _checkpoint(what: str, where: str | Path, dtype: str, device: torch.device |
         kind = hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM
         model: Any = loaded(kind, where, dtype=dtype, trust_remote_code=False)
         return model.to(device).eval()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"{what} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None

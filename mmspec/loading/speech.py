@@ -72,7 +72,7 @@ def _parts(name: str) -> dict[str, Any]:
 
     try:
         return load_utterances(home)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, RuntimeError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
 
@@ -97,5 +97,5 @@ def _drafter(name: str, own: Mapping[str, Any], target: SpeechModel) -> Any:
 
     try:
         return loaded(hf.AutoModelForCausalLM, home, dtype=torch.float32, trust_remote_code=False).eval()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         raise ValueError(f"drafter {name} cannot be loaded: {(str(error).strip().splitlines() or ['?'])[0]}") from None

@@ -5,6 +5,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from mmspec.run.config import Config, DrafterSection
 from mmspec.run.registry import ACCEPT, DRAFTERS, SELF_DRAFTING, build
 from mmspec.text.inputs.vision_inputs import VisionPrompt, process_chat, process_vision_inputs
 from mmspec.utils.devices import device_of
-from mmspec.utils.files import is_path
+from mmspec.utils.files import is_path, read_texts
 from mmspec.utils.names import unknown
 
 MINIS = {"mini": "text", "vlm": "vlm"}
@@ -111,9 +112,11 @@ class Pair:
         return self.config.drafter.tree if shaped(self.config.drafter.kind) else None
 
     @property
-    def stop_below(self) -> float | str | None:
-        """The `stop_below` of its calls."""
-        return self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
+    def stop_below(self) -> Any:
+        """The `stop_below` of its calls; the folder of an acceptance head as a stop that asks the head."""
+        value = self.config.drafter.options.get("stop_below") if shaped(self.config.drafter.kind) else None
+        head = isinstance(value, str) and value != "adaptive" and Path(value).expanduser().is_dir()
+        return learned_stop(value, self.target.device) if head else value
 
     def generate(self, inputs: dict[str, Any], **changes: Any) -> Any:
         """Call `mmspec.text.generate` with this pair's settings; `changes` override them."""
@@ -177,6 +180,8 @@ def with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
     section = pair.config.drafter
     if section.tree is not None and not shaped(section.kind):
         raise ValueError(f"drafter {section.kind!r} grows no trees: leave tree out, or draft with a model or a trained drafter")
+    if section.references is not None and section.kind != "lookup":
+        raise ValueError(f"drafter.references is {section.references!r}, but drafter.kind is {section.kind!r}: only lookup quotes texts")
     if section.kind == "none":
         if section.options:
             raise ValueError(f"drafter.options is {section.options}, but drafter.kind is 'none', which takes none: name a drafter too")
@@ -187,6 +192,9 @@ def with_drafter(pair: Pair, mini: Any, device: Any) -> Pair:
         return replace(pair, drafter=_trained(section, pair.target), drafter_name=section.path)
     if section.kind in _owned() and section.path is None:
         return _own(section, pair, mini)
+    if section.references is not None:
+        texts = [pair.tokenizer(text, add_special_tokens=False)["input_ids"] for text in read_texts(section.references)]
+        return replace(pair, drafter=build("lookup", DRAFTERS, "drafter", {**section.options, "references": texts}))
     if section.kind != "model":
         return replace(pair, drafter=_model_free(section, pair.config.allow_code))
     return with_model(pair, device)
@@ -199,6 +207,14 @@ def _part(name: str, section: DrafterSection, pair: Pair, mini: Any, device: Any
     if found.own_tokenizer is not None:
         raise ValueError(f"{name} has another vocabulary than {pair.name}, so it cannot be a part of {section.kind!r}")
     return found.drafter
+
+
+@lru_cache(maxsize=4)
+def learned_stop(folder: str, device: Any) -> Any:
+    """Return a stop that asks the acceptance head in `folder`. ValueError if there is none."""
+    from mmspec.drafters.stops import AcceptanceHead, Learned
+
+    return Learned(AcceptanceHead.load(Path(folder).expanduser()).to(device))
 
 
 def shaped(kind: str) -> bool:

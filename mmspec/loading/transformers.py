@@ -82,7 +82,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
                 kind, place.where, config=config, dtype=weights, extras=whole, trust_remote_code=False, **place.weights, **placed
             )
         model = (model.to(device) if device_map is None else _on_one_device(model)).eval()
-    except (OSError, ValueError, KeyError, IndexError, struct.error) as error:
+    except (OSError, ValueError, RecursionError, KeyError, IndexError, struct.error) as error:
         raise ValueError(f"model {name} cannot be loaded: {_reason(error)}") from None
     changed = one_path(model)
     if changed is not None:
@@ -136,7 +136,7 @@ def _processor(name: str, place: _Place, senses: bool, side: str) -> Any:
         processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(
             place.beside or place.where, trust_remote_code=False, **place.reading
         )
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, ImportError) as error:
         if isinstance(error, ImportError) and "torchvision" in str(error).lower():
             raise ValueError(f"the processor of {name} reads video and needs torchvision: pip install 'mmspec[video]'") from None
         raise ValueError(f"the tokenizer of {name} cannot be loaded: {_first_line(error).rstrip(':')}; save it beside the model") from None

@@ -233,5 +233,5 @@ def with_images(loaded: Loaded, prompts: list[Any], files: Sequence[str]) -> lis
 def _picture(file: str) -> Image.Image:
     try:
         return Image.open(file).convert("RGB")
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{file} cannot be read as a picture: {str(error).splitlines()[0]}") from None

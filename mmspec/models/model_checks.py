@@ -1,13 +1,15 @@
 """Checks that a model can generate, before it runs: train mode, missing weights, attention to later tokens."""
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mmspec.models.compat import has_weights
 from mmspec.models.module_copy import uncompiled
+from mmspec.utils.names import wrong
 from mmspec.utils.weights import first_not_finite
 
 _CAUSAL_ALL_THE_SAME = ("gpt_neox", "gpt_neox_japanese")  # their configs have is_decoder, which their attention does not read
@@ -102,3 +104,27 @@ def refuse_unhealthy(healthy: torch.Tensor, rows: list[bool], drafter: str) -> N
                 f"the drafter's logits hold NaN or infinity in row {row} ({drafter}): check its weights and its dtype "
                 "(float16 overflows where bfloat16 does not), or decode without it"
             )
+
+
+def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:
+    """Check a batch of prompts in a model's own ids.
+
+    Args:
+        name: the argument's name, such as "histories".
+        inputs: `input_ids` and, if there is padding, `attention_mask`, both [B, P].
+        size: how many tokens the model has.
+
+    Raises:
+        ValueError: for what is no tensor, has another shape or dtype, or holds ids outside the vocabulary or a mask other than 0 and 1.
+    """
+    if not isinstance(inputs, Mapping):
+        raise wrong(name, inputs, "pass what a tokenizer returned")
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
+        raise ValueError(f"{name} has input_ids that are no tensor [batch, length] of whole numbers: pass what a tokenizer returned")
+    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < size):
+        raise ValueError(f"{name} has input_ids from {int(ids.min())} to {int(ids.max())}, but the model has tokens 0 to {size - 1}")
+    if mask is None:
+        return
+    if not isinstance(mask, Tensor) or mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
+        raise ValueError(f"{name} has an attention_mask that is no tensor {list(ids.shape)} of 0 and 1: pass what a tokenizer returned")

@@ -21,8 +21,10 @@ from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.generation import Recommendations, check_paths_fit
+from mmspec.run.arguments import public_call
 
 
+@public_call
 @torch.no_grad()
 def rank_candidates(
     model: Any,
@@ -61,12 +63,14 @@ def rank_candidates(
         FloatingPointError: when the target's logits hold NaN or infinity.
     """
     begun = time.perf_counter()
+    family = family_of(model)
     inputs = histories if isinstance(histories, Mapping) else catalogue.inputs(histories, model.device)
     rows = len(inputs["input_ids"])
     if candidates is None or any(line is None for line in candidates):
         raise ValueError("candidates must be a list of items for each history: use recommend to search the whole catalogue")
+    if len(candidates) != rows:
+        raise ValueError(f"candidates has {len(candidates)} lists for {rows} histories: give one for each")
     filters = ItemFilter.of(catalogue, rows, None, candidates, deny, histories if unseen else None)
-    family = family_of(model)
     require(model, family, trees=True)
     check_paths_fit(model, inputs, catalogue)
     trie = filters.trie(catalogue).to(model.device)

@@ -18,12 +18,16 @@ from mmspec.recsys.storage.index import CatalogueIndex
 from mmspec.recsys.storage.lookups import CatalogueLookups
 from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
 from mmspec.recsys.storage.table import column_of, read_table, write_table
+from mmspec.run.arguments import public_call
+from mmspec.utils.names import wrong
+from mmspec.utils.strict import strict
 
 Item = Hashable
 SHOWN = "shown"
 """Under this name a prompt tells drafters that count items which ones it shows, as `Catalogue.shown` gives them."""
 
 
+@strict
 @dataclass(frozen=True, eq=False)
 class Catalogue(CatalogueLookups):
     """Items and their semantic-id paths.
@@ -56,6 +60,7 @@ class Catalogue(CatalogueLookups):
             check_fields(self.items, self.paths, self.names, self.most, {"before": self.before, "after": self.after})
 
     @staticmethod
+    @public_call
     def of(paths: Mapping[Item, Sequence[int]], **options: Any) -> "Catalogue":
         """Make a catalogue from the path of every item.
 
@@ -75,6 +80,7 @@ class Catalogue(CatalogueLookups):
         return Catalogue(tuple(paths), torch.tensor([list(path) for path in paths.values()]), **options)
 
     @staticmethod
+    @public_call
     def of_codes(items: Sequence[Item], codes: Tensor, size: int | None = None, offset: int = 0, **options: Any) -> "Catalogue":
         """Make a catalogue from quantiser codes.
 
@@ -91,12 +97,16 @@ class Catalogue(CatalogueLookups):
         Raises:
             ValueError: for codes out of range.
         """
+        for name, value, least in (("size", size, 1), ("offset", offset, 0)):
+            if value is not None and not least <= value < 2**31:
+                raise wrong(name, value, f"give {least} to {2**31 - 1}")
         size = int(codes.max()) + 1 if size is None else size
         if int(codes.min()) < 0 or int(codes.max()) >= size:
             raise ValueError(f"codes run from {int(codes.min())} to {int(codes.max())}: they must be in 0..{size - 1}")
         tokens = codes.long() + offset + size * torch.arange(codes.shape[1])
         return Catalogue(tuple(items), tokens, **options)
 
+    @public_call
     def mask(self, items: Sequence[Item]) -> Tensor:
         """Mark items. `ValueError` names an unknown item.
 
@@ -110,6 +120,7 @@ class Catalogue(CatalogueLookups):
         mask[[self.row(item) for item in items]] = True
         return mask
 
+    @public_call
     def only(self, mask: Tensor) -> Tensor:
         """Find the paths of marked items.
 
@@ -122,6 +133,7 @@ class Catalogue(CatalogueLookups):
         counts = torch.zeros(*mask.shape[:-1], self.trie.size, dtype=torch.long)
         return counts.index_add_(-1, self.leaf, mask.long().cpu()) > 0
 
+    @public_call
     def tokens(self, history: Sequence[Item]) -> list[int]:
         """Encode one history as a prompt.
 
@@ -141,6 +153,7 @@ class Catalogue(CatalogueLookups):
         rows = [self.row(item) for item in history]
         return [*self.before, *self.paths[rows[-self.most :]].flatten().tolist(), *self.after]
 
+    @public_call
     def inputs(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> dict[str, Tensor]:
         """Encode histories as prompts.
 
@@ -169,6 +182,7 @@ class Catalogue(CatalogueLookups):
         mask = torch.tensor([[0] * (width - len(line)) + [1] * len(line) for line in lines])
         return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
+    @public_call
     def shown(self, histories: Sequence[Sequence[Item]], device: torch.device | str = "cpu") -> Tensor:
         """Return the items that `inputs` encodes, as numbers of distinct paths.
 
@@ -195,6 +209,7 @@ class Catalogue(CatalogueLookups):
         """
         return str(item) if self.names is None else self.names[self.row(item)]
 
+    @public_call
     def write(self, path: str | Path, source: str | None = None) -> None:
         """Write a file, atomically.
 
@@ -216,6 +231,7 @@ class Catalogue(CatalogueLookups):
         return write_mapped(path, items, self.paths, names, self.tables, settings | {"digest": self.digest, "source": source})
 
     @staticmethod
+    @public_call
     def read(path: str | Path) -> "Catalogue":
         """Read a file that `write` left, or a Parquet file with columns `item` and `path`.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from mmspec.core.control import ControlSession
 from mmspec.core.records import Committed
+from mmspec.utils.strict import strict
 
 OPENING = (True, False, True, False)
 """Does each of the first calls at a batch size draft? The very first one's seconds are not believed: it warms up what others find warm."""
@@ -45,6 +46,7 @@ class Choice:
     why: str
 
 
+@strict
 class CostModel:
     """Control of `recommend` that chooses for each search whether to draft all levels or none, separately for every batch size.
 

@@ -17,6 +17,7 @@ from mmspec.core.result import Result
 from mmspec.core.stats import Stats
 from mmspec.drafters.none import NoDraft
 from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.model_checks import check_prompt_ids
 from mmspec.models.proof.require import require
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.cost import CostModel, SearchSize
@@ -24,7 +25,7 @@ from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.recsys.search import beam_drafter, beam_target, history_prompts
-from mmspec.run.arguments import check, check_items, check_prompt_ids
+from mmspec.run.arguments import check, check_items, public_call
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request
 from mmspec.utils.renamed import once_positional
@@ -57,6 +58,7 @@ class Recommendations(Result):
 
 
 @once_positional(("k", "catalogue", "drafter", "method"), lambda value: isinstance(value, int))
+@public_call
 @torch.no_grad()
 def recommend(
     model: Any,

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
+from mmspec.utils.strict import strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class ItemNGram(ItemDistribution):
     kind: ClassVar[str] = "n-gram"
 
     @staticmethod
+    @strict
     def of(catalogue: Catalogue, histories: Sequence[Sequence[Item]], order: int = 3, most: int = 64) -> "ItemNGram":
         """Count contexts of up to `order` items.
 

@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.item_distribution import Flat, Followers, ItemDistribution, path_checksum, sum_counts
+from mmspec.utils.strict import strict
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,6 +42,7 @@ class Retriever(ItemDistribution):
     kind: ClassVar[str] = "retriever"
 
     @staticmethod
+    @strict
     def of(
         catalogue: Catalogue, histories: Sequence[Sequence[Item]], neighbours: int = 64, within: int = 5, popular: float = 0.1
     ) -> "Retriever":

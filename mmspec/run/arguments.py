@@ -7,14 +7,14 @@ is valid. Checks that need a model, a vocabulary or a catalogue stand where thes
 from collections.abc import Callable, Mapping, Sequence
 from math import inf, isfinite, isnan
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, TypeVar
 
 from mmspec.core.control import MOST_DRAFTED, is_whole
+from mmspec.utils.names import shown, wrong
+from mmspec.utils.strict import strict
 
 MOST_TOKENS = 2**31 - 1
+F = TypeVar("F", bound=Callable[..., Any])
 LEAST_BOUND = 256
 """Draft tokens, window, items and beams may always be this many; above it they may not exceed the work requested."""
 
@@ -31,6 +31,11 @@ def check(**given: Any) -> None:
     """
     for name, value in given.items():
         CHECKS[name](name, value)
+
+
+def public_call(function: F) -> F:
+    """Make a public call refuse wrong arguments before its work begins: those with a check here, and others by their annotation."""
+    return strict(function, CHECKS)
 
 
 def check_rows(rows: int, **given: Any) -> None:
@@ -86,46 +91,10 @@ def check_items(k: int, width: int | None, items: int, beams: int | None = None)
         raise ValueError(f"width is {width}, but the catalogue has {items} items: draft at most {bound} beams")
 
 
-def check_prompt_ids(name: str, inputs: Mapping[str, Any], size: int) -> None:
-    """Check a batch of prompts in a model's own ids.
-
-    Args:
-        name: the argument's name, such as "histories".
-        inputs: `input_ids` and, if there is padding, `attention_mask`, both [B, P].
-        size: how many tokens the model has.
-
-    Raises:
-        ValueError: for what is no tensor, has another shape or dtype, or holds ids outside the vocabulary or a mask other than 0 and 1.
-    """
-    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if not isinstance(ids, Tensor) or ids.dim() != 2 or ids.is_floating_point() or ids.dtype == torch.bool:
-        raise ValueError(f"{name} has input_ids that are no tensor [batch, length] of whole numbers: pass what a tokenizer returned")
-    if ids.numel() and not (int(ids.min()) >= 0 and int(ids.max()) < size):
-        raise ValueError(f"{name} has input_ids from {int(ids.min())} to {int(ids.max())}, but the model has tokens 0 to {size - 1}")
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.shape != ids.shape or not bool(((mask == 0) | (mask == 1)).all()):
-        raise ValueError(f"{name} has an attention_mask that is no tensor {list(ids.shape)} of 0 and 1: pass what a tokenizer returned")
-
-
-def shown(value: Any) -> str:
-    """Return `value` for an error message: short, on one line, objects by their class."""
-    if isinstance(value, type):
-        return f"the class {value.__name__}"
-    if value is None or isinstance(value, str | bytes | int | float | list | tuple | dict | Path):
-        text = " ".join((f"{value:.3g}" if is_whole(value) and abs(value) > 10**18 else repr(value)).split())  # pyright: ignore[reportArgumentType]
-        return text if len(text) <= 60 else f"{text[:60]}..."
-    return f"a {type(value).__name__}"
-
-
-def _wrong(name: str, value: Any, words: str) -> ValueError:
-    return ValueError(f"{name} is {shown(value)}: {words}")
-
-
 def _whole(least: int, most: int, optional: bool = False) -> Callable[[str, Any], None]:
     def checked(name: str, value: Any) -> None:
         if not (optional and value is None) and not (is_whole(value) and least <= value <= most):
-            raise _wrong(
+            raise wrong(
                 name, value, f"give {least} to {most}" if is_whole(value) and value > most else f"give a whole number of at least {least}"
             )
 
@@ -138,10 +107,18 @@ def _number(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], N
     def checked(name: str, value: Any) -> None:
         if value is None:
             return
-        if isinstance(value, bool) or not isinstance(value, int | float) or isnan(value) or not fits(value):
-            raise _wrong(name, value, f"give {words}")
+        if not _is_number(value) or not fits(value):
+            raise wrong(name, value, f"give {words}")
 
     return checked
+
+
+def _is_number(value: Any) -> bool:
+    return (is_whole(value) and abs(value) <= 2**63) or (isinstance(value, float) and not isnan(value))
+
+
+def _is_name(value: Any, *names: str) -> bool:
+    return isinstance(value, str) and value in names
 
 
 def _numbers(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], None]:
@@ -152,46 +129,46 @@ def _numbers(words: str, fits: Callable[[float], bool]) -> Callable[[str, Any], 
         several = isinstance(value, Sequence) and not isinstance(value, str | bytes)
         for each in value if several else (value,):
             one(name, each)
-        if several and not value:
-            raise _wrong(name, value, f"give {words}, or one per row")
+        if several and (not value or any(each is None for each in value)):  # pyright: ignore[reportGeneralTypeIssues]
+            raise wrong(name, value, f"give {words}, or one per row")
 
     return checked
 
 
 def _called(name: str, value: Any) -> None:
-    if value is not None and not callable(value):
-        raise _wrong(name, value, "give a function")
+    if value is not None and (not callable(value) or isinstance(value, type)):
+        raise wrong(name, value, "give a function")
 
 
 def _all_called(name: str, value: Any) -> None:
-    if value is not None and (not isinstance(value, list | tuple) or not all(map(callable, value))):
-        raise _wrong(name, value, "give a list of callable objects")
+    if not isinstance(value, list | tuple) or not all(map(callable, value)):
+        raise wrong(name, value, "give a list of callable objects")
 
 
 def _flag(name: str, value: Any) -> None:
     if not isinstance(value, bool):
-        raise _wrong(name, value, "give True or False")
+        raise wrong(name, value, "give True or False")
 
 
 def _accept(name: str, value: Any) -> None:
     if not isinstance(value, str) and (isinstance(value, type) or not hasattr(value, "exactness")):
-        raise _wrong(name, value, "give 'exact', the name of a rule, or a rule object")
+        raise wrong(name, value, "give 'exact', the name of a rule, or a rule object")
 
 
 def _drafter(name: str, value: Any) -> None:
     plain = isinstance(value, bool | int | float | bytes | list | tuple | dict | type)
     if value is not None and (plain or type(value) is object):
-        raise _wrong(name, value, "give None, a name, a model, or a drafter object")
+        raise wrong(name, value, "give None, a name, a model, or a drafter object")
 
 
 def _draft_length(name: str, value: Any) -> None:
-    if not (is_whole(value) and 0 <= value <= MOST_DRAFTED) and value not in ("auto", "thompson") and not _begins(value):
-        raise _wrong(name, value, f"give 0 to {MOST_DRAFTED} draft tokens, 'auto', 'thompson' or a Control object")
+    if not (is_whole(value) and 0 <= value <= MOST_DRAFTED) and not _is_name(value, "auto", "thompson") and not _begins(value):
+        raise wrong(name, value, f"give 0 to {MOST_DRAFTED} draft tokens, 'auto', 'thompson' or a Control object")
 
 
 def _window(name: str, value: Any) -> None:
-    if value is not None and not (is_whole(value) and value >= 1) and value != "auto" and not _begins(value):
-        raise _wrong(name, value, "give at least 1 token (1 is plain decoding), 'auto', or a Control object")
+    if value is not None and not (is_whole(value) and 1 <= value <= MOST_TOKENS) and not _is_name(value, "auto") and not _begins(value):
+        raise wrong(name, value, "give at least 1 token (1 is plain decoding), 'auto', or a Control object")
 
 
 def _begins(value: Any) -> bool:
@@ -201,29 +178,34 @@ def _begins(value: Any) -> bool:
 def _tree(name: str, value: Any) -> None:
     shape = hasattr(value, "grow") or hasattr(value, "paths")
     if (value is not None and not shape and not isinstance(value, str | Path | list | tuple)) or isinstance(value, type):
-        raise _wrong(name, value, "give None, a name, children per level such as (4, 2, 1), a template or its JSON file, or a shape")
+        raise wrong(name, value, "give None, a name, children per level such as (4, 2, 1), a template or its JSON file, or a shape")
 
 
 def _batch(name: str, value: Any) -> None:
     if not isinstance(value, Mapping) and (isinstance(value, str | bytes) or not hasattr(value, "__len__")):
-        raise _wrong(name, value, "give a list with one entry per row, or what the model's processor returned")
+        raise wrong(name, value, "give a list with one entry per row, or what the model's processor returned")
     if not len(value):
-        raise _wrong(name, value, "give at least one")
+        raise wrong(name, value, "give at least one")
 
 
 def _voice(name: str, value: Any) -> None:
     if value is not None and not (isinstance(value, str | list | tuple) or hasattr(value, "samples")):
-        raise _wrong(name, value, "give the name of a voice or a VoiceSample, or one per text")
+        raise wrong(name, value, "give the name of a voice or a VoiceSample, or one per text")
+
+
+def _tokenizer(name: str, value: Any) -> None:
+    if isinstance(value, type) or not callable(value) or not hasattr(value, "decode"):
+        raise wrong(name, value, "give a transformers tokenizer or processor")
 
 
 def _streamer(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, type) or not (hasattr(value, "put") and hasattr(value, "end"))):
-        raise _wrong(name, value, "give a transformers streamer, with put and end")
+        raise wrong(name, value, "give a transformers streamer, with put and end")
 
 
 def _catalogue(name: str, value: Any) -> None:
     if isinstance(value, type) or not hasattr(value, "trie"):
-        raise _wrong(name, value, "give a mmspec.recsys.Catalogue, the items and their paths")
+        raise wrong(name, value, "give a mmspec.recsys.Catalogue, the items and their paths")
 
 
 def _mask(name: str, value: Any) -> None:
@@ -235,24 +217,28 @@ def _mask(name: str, value: Any) -> None:
 
 def _group_rules(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, type) or not hasattr(value, "choose")):
-        raise _wrong(name, value, "give a mmspec.recsys.GroupRules, or None")
+        raise wrong(name, value, "give a mmspec.recsys.GroupRules, or None")
 
 
 def _stop_below(name: str, value: Any) -> None:
-    if value != "adaptive":
-        _number("a probability, 0 to 1, or 'adaptive'", lambda number: 0 <= number <= 1)(name, value)
+    if not _is_name(value, "adaptive") and not (hasattr(value, "before") and hasattr(value, "after") and not isinstance(value, type)):
+        _number(
+            "a probability, 0 to 1, or 'adaptive', or a stop such as mmspec.drafters.stops.Learned(head)", lambda number: 0 <= number <= 1
+        )(name, value)
 
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "accept": _accept,
     "allowed": _mask,
+    "batch_size": _whole(1, MOST_TOKENS),
     "beams": _whole(1, MOST_TOKENS, optional=True),
     "capture": _flag,
     "catalogue": _catalogue,
     "couple": _called,
     "draft_length": _draft_length,
     "drafter": _drafter,
-    "drift_budget": _number("a number from 0 on", lambda value: value >= 0),
+    "drafter_tokenizer": _tokenizer,
+    "drift_budget": _number("a number from 0 on, or None for no bound", lambda value: 0 <= value < inf),
     "guidance": _numbers("a number from 0 on; 1 or None is no guidance", lambda value: 0 <= value < inf),
     "histories": _batch,
     "k": _whole(1, MOST_TOKENS),
@@ -266,17 +252,20 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "on_step": _called,
     "piece": _whole(1, MOST_TOKENS),
     "priority": _whole(-MOST_TOKENS, MOST_TOKENS),
+    "processor": _tokenizer,
     "processors": _all_called,
     "prompts": _batch,
     "rules": _group_rules,
     "repetition_penalty": _numbers("a number above 0", lambda value: 0 < value < inf),
-    "samplers": _all_called,
+    "sample_rate": _whole(1, MOST_TOKENS, optional=True),
+    "samplers": lambda name, value: None if value is None else _all_called(name, value),
     "short_rows": _whole(0, MOST_TOKENS),
     "stop_below": _stop_below,
     "stops": _all_called,
     "streamer": _streamer,
     "temperature": _numbers("a number, 0 or more, and finite", lambda value: value >= 0 and isfinite(value)),
     "texts": _batch,
+    "tokenizer": _tokenizer,
     "top_k": _numbers("a whole number, 0 for none", lambda value: 0 <= value <= MOST_TOKENS and float(value).is_integer()),
     "top_p": _numbers("a number above 0 and at most 1", lambda value: 0 < value <= 1),
     "tree": _tree,

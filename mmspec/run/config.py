@@ -57,13 +57,15 @@ class TargetSection:
 class DrafterSection:
     """The drafter: a kind, or `model` or `trained` with a path.
 
-    `tree` and `length` set the form of drafts; `options` are passed to the drafter.
+    `tree` and `length` set the form of drafts; `references` is a file of texts that drafter `lookup` may quote; `options` are passed to
+    the drafter.
     """
 
     kind: str = Field(default="none", min_length=1)
     path: str | None = Field(default=None, min_length=1)
     length: Literal["auto", "thompson"] | int = Field(default="auto")
     tree: list[int] | tuple[int, ...] | str | None = None
+    references: str | None = Field(default=None, min_length=1)
     options: dict[str, Any] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -108,11 +110,11 @@ class Config:
 _KINDS: dict[str, Any] = {"target": TargetSection, "drafter": DrafterSection, "accept": AcceptSection, "run": RunSection}
 
 
-def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = (), *, allow_code: bool = False) -> Config:
+def load_config(path: str | Path | None, overrides: list[str] | tuple[str, ...] = (), *, allow_code: bool = False) -> Config:
     """Read a YAML config.
 
     Args:
-        path: a file, or the name of a config that ships with mmspec.
+        path: a file, or the name of a config that ships with mmspec; None for the defaults.
         overrides: changes of entries, each "section.key=value" with a YAML value.
         allow_code: let kinds of the form module:Class import and call classes of your own; see `mmspec.run.registry.build`.
 
@@ -122,7 +124,7 @@ def load_config(path: str | Path, overrides: list[str] | tuple[str, ...] = (), *
     Raises:
         ValueError: for a file that cannot be read and for every wrong entry, in one line that names the entry and what is valid.
     """
-    data = _read(path)
+    data = {} if path is None else _read(path)
     for override in overrides:
         section, key, value = _override(override)
         entries = data.setdefault(section, {})

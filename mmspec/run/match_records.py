@@ -57,7 +57,7 @@ def save_records() -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_json(path, {"counts": record.counts, "ratios": list(record.ratios.items())})
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             continue
 
 
@@ -82,7 +82,7 @@ def _read(path: Path) -> MatchRecord:
             raise ValueError("values out of range")
     except FileNotFoundError:
         return MatchRecord()
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except (OSError, ValueError, RecursionError, TypeError, KeyError, AttributeError) as error:
         warnings.warn(f"{path} is ignored: {' '.join(str(error).split())}; delete it to be rid of this line", stacklevel=2)
         return MatchRecord()
     return MatchRecord(counts, ratios)

@@ -11,10 +11,11 @@ from mmspec.drafters import shapes
 from mmspec.drafters.fallback import AdaptiveFallback
 from mmspec.drafters.guided import GuidedDrafter
 from mmspec.drafters.model.drafter import ModelDrafter
-from mmspec.drafters.stops import Confidence, Survival
+from mmspec.drafters.stops import Confidence, Stop, Survival
 from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.trees.search import BeamTree, DynamicDepth, ExpandRerank, OptTree
 from mmspec.drafters.trees.static import MOST_NODES, StaticTree, Template
+from mmspec.utils.names import shown
 
 Tree = Sequence[int] | str | Path | Template | shapes.Shape | None
 """What `tree=` takes."""
@@ -24,10 +25,10 @@ SEARCHES |= {"beams": BeamTree(), "best-first": BestFirst()}
 COMBS: dict[str, type[shapes.Comb]] = {"comb": shapes.Comb, "cape": shapes.ConfidentComb}
 
 
-def stopping_below(drafter: Drafter, stop_below: float | str | None) -> Drafter:
+def stopping_below(drafter: Drafter, stop_below: float | str | Stop | None) -> Drafter:
     """Return `drafter` with chains that end where its largest probability falls below `stop_below`, or the chance that it gives them to be
     accepted, if it estimates that; "adaptive": where the probability of the path falls below a threshold that follows the verdicts, in
-    chains and best-first trees. ValueError if it drafts neither.
+    chains and best-first trees; a stop: where it says so. ValueError if it drafts neither.
     """
     if stop_below is None:
         return drafter
@@ -41,6 +42,12 @@ def stopping_below(drafter: Drafter, stop_below: float | str | None) -> Drafter:
         if not isinstance(drafter, ModelDrafter):
             raise ValueError("stop_below is 'adaptive', which needs a drafter that is a model of its own: give a probability, 0 to 1")
         return replace(drafter, shape=replace(shape, stop=AdaptiveFallback()))
+    if not isinstance(stop_below, int | float):
+        if stop_below.reads and not isinstance(drafter, ModelDrafter):
+            raise ValueError(
+                f"stop_below is a {type(stop_below).__name__}, which reads hidden states of a drafter that is a model of its own"
+            )
+        return replace(drafter, shape=replace(shape, stop=stop_below))
     estimates = isinstance(drafter, GuidedDrafter) and getattr(drafter.source, "confidence_head", None) is not None
     return replace(drafter, shape=replace(shape, stop=(Survival if estimates else Confidence)(stop_below)))
 
@@ -80,7 +87,9 @@ def _template(tree: Any) -> Template:
         return Template.read(tree)
     if isinstance(tree, str):
         names = ", ".join(map(repr, (*COMBS, *SEARCHES)))
-        raise ValueError(f"unknown tree {tree!r}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape")
+        raise ValueError(
+            f"unknown tree {shown(tree)}; valid: {names}, children per level such as (4, 2, 1), a template's JSON file, or a shape"
+        )
     return Template.branching(tree)
 
 

@@ -10,6 +10,7 @@ import torch
 
 from mmspec.core.control import Control
 from mmspec.core.rules.base import Accept
+from mmspec.drafters.stops import Stop
 from mmspec.run.arguments import check
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
@@ -62,7 +63,7 @@ class Engine:
         accept: str | Accept = "exact",
         draft_length: int | str | Control = "auto",
         tree: Tree = None,
-        stop_below: float | str | None = None,
+        stop_below: float | str | Stop | None = None,
         max_rows: int = 8,
         max_length: int | None = None,
         max_queue: int = 256,

@@ -15,7 +15,7 @@ from mmspec.core.result import committed
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import DefaultStopping
-from mmspec.run.arguments import check, check_drafted, shown
+from mmspec.run.arguments import check, check_drafted, public_call, shown
 from mmspec.run.request import Request, refuse
 from mmspec.run.shapes import Tree, longest_draft
 from mmspec.speech.families import speech_model
@@ -46,6 +46,7 @@ class Staged(Protocol):
 
 
 @once_positional(("drafter", "accept", "seed"))
+@public_call
 def synthesize(
     model: Any,
     texts: Sequence[Any] | Mapping[str, Tensor],
@@ -55,10 +56,10 @@ def synthesize(
     draft_length: int | str | Control = "auto",
     tree: Tree = None,
     seed: int | Sequence[int] = 0,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    repetition_penalty: float | None = None,
+    temperature: float | Sequence[float] | None = None,
+    top_k: int | Sequence[int] | None = None,
+    top_p: float | Sequence[float] | None = None,
+    repetition_penalty: float | Sequence[float] | None = None,
     guidance: float | None = None,
     samplers: Sequence[Processor] | None = None,
     voice: str | VoiceSample | Sequence[str | VoiceSample | None] | None = None,
@@ -119,6 +120,7 @@ def synthesize(
     return saying.speech
 
 
+@public_call
 def stream(
     model: SpeechModel,
     text: str | Mapping[str, Tensor] | Iterator[str],

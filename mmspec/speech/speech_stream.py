@@ -7,10 +7,12 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.speech.sound.speech import Speech
+from mmspec.utils.strict import strict
 
 _END = re.compile(r"(?<=[.!?;:\n])\s+|\n+")
 
 
+@strict
 def whole_sentences(chunks: Iterable[str]) -> Iterator[str]:
     """Join pieces of text and yield every sentence as soon as the text behind its end begins.
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from transformers import LogitsProcessor
 
 from mmspec.core.control import Control
 from mmspec.core.decode import OnStep, each
@@ -19,13 +20,15 @@ from mmspec.drafters.block.pard import by_masks, mask_token_of
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.lighter import drafted_part, lighter
 from mmspec.drafters.model.vocabulary import Overlap, Translated
+from mmspec.drafters.stops import Stop as Stopping
 from mmspec.drafters.views.vision_inputs import looking
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.families.whisper import corresponding_ids
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.arguments import check, check_drafted
+from mmspec.run.arguments import check, check_drafted, public_call
+from mmspec.run.drop_in.processors import ProcessorContext, checks_of, with_forms
 from mmspec.run.request import Request
 from mmspec.run.rules import distributions_for, rule_of
 from mmspec.run.shapes import Tree, longest_draft, shape_of
@@ -40,6 +43,7 @@ _POSITIONS = ("drafter", "accept", "max_new_tokens", "temperature", "top_k", "to
 
 
 @once_positional((*_POSITIONS, "draft_length", "tree", "streamer"))
+@public_call
 @torch.no_grad()
 def generate(
     model: Any,
@@ -56,8 +60,8 @@ def generate(
     repetition_penalty: float | None = None,
     max_new_tokens: int = 128,
     view: Any = None,
-    stop_below: float | str | None = None,
-    processors: Sequence[Processor] = (),
+    stop_below: float | str | Stopping | None = None,
+    processors: Sequence[Processor | LogitsProcessor] = (),
     stops: Sequence[Stop] = (),
     streamer: Any = None,
     on_step: OnStep = None,
@@ -95,8 +99,9 @@ def generate(
             "cropped", for a Whisper drafter with an encoder of its own: the recording without the silence that pads its window.
         stop_below: a chain of a model's draft tokens ends where its largest probability falls below this; "adaptive": where the product of
             their probabilities falls below a threshold that follows the verdicts (LLMCad, Xu et al. 2023), and paths of a "best-first" tree
-            alike.
-        processors: further distribution processors.
+            alike; or a stop, such as `mmspec.drafters.stops.Learned(head)` with a trained acceptance head.
+        processors: further distribution processors, of mmspec or of transformers. Of the latter those that are functions of one row's
+            padded ids and scores: transformers' own, and classes with `mmspec_stateless = True`; others are refused.
         stops: functions of (row, ids committed so far) that return True where the row should end; called on the host.
         streamer: a transformers streamer; batch 1 only.
         on_step: called with every round.
@@ -134,14 +139,16 @@ def generate(
     proof = require(model, family, trees=tree is not None)
     require_reach(proof, ids.shape[1] + max_new_tokens)
     own = settings(model, family, prompt.inputs, (ids, prompt.mask), max_new_tokens, repetition_penalty)
-    distributions = request.distributions(rule, (*own, *processors))
+    ends = end_ids(model.generation_config)
+    forms = with_forms(processors, ProcessorContext(ids, tuple(ends)))
+    distributions = request.distributions(rule, (*own, *forms))
     target = HFTarget(model, family, distributions, reserve=min(max_new_tokens + 32, 1024), limit=limit, trees=proof.trees)
     resolved = request.resolve(target, rule, rows=rows)
     if capture:
         target = target.capture(max_new_tokens + 64)
         resolved = resolved.capture(max_new_tokens + 64)
-    ends, pad = end_ids(model.generation_config), model.generation_config.pad_token_id
-    stopping = DefaultStopping(rows, max_new_tokens, ends, stops, ids.device)
+    pad = model.generation_config.pad_token_id
+    stopping = DefaultStopping(rows, max_new_tokens, ends, (*stops, *checks_of(forms)), ids.device)
     with StreamerFeed(streamer, ids) as stream:
         out = run(
             target,
@@ -158,6 +165,7 @@ def generate(
     return out
 
 
+@public_call
 def aligned_drafter(
     model: Any,
     tokenizer: Any,

@@ -9,12 +9,14 @@ from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import Cropped
 from mmspec.drafters.views.text_views import CaptionView, Drop, Newline
 from mmspec.drafters.views.vision_inputs import Pooled, Pruned
+from mmspec.run.arguments import public_call
 
 NAMES = ("drop", "newline", "caption", "own", "pooled", "pruned")
 """Views of prompts with pictures."""
 _MARKS = ("image", "img", "vision", "video", "audio", "boi", "eoi")  # in the names a processor gives its special tokens
 
 
+@public_call
 def view(
     name: str,
     processor: Any = None,
@@ -72,6 +74,7 @@ def view(
     return Pooled(size) if name == "pooled" else Pruned(keep, top)
 
 
+@public_call
 def ensemble(*parts: View | str, weights: str | Sequence[float] | Weights = "adaptive") -> Views:
     """Return an ensemble of several views of each request in one batched forward, for `generate(..., view=...)`.
 

@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.utils import DistributedDataParallelKwargs
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TimeRemainingColumn
 from torch import Tensor, nn
 
 from mmspec.train.held_out import HeldOut
 from mmspec.train.parallel import join_processes
+from mmspec.utils.screen import text_column
 from mmspec.utils.weights import first_not_finite
 
 
@@ -88,9 +89,9 @@ def fit(
     start = _load(checkpoint, accelerator.unwrap_model(model), optimizer, schedule)
     losses: list[float] = []
     columns = (
-        TextColumn("{task.description}"),
+        text_column(),
         BarColumn(),
-        TextColumn("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"),
+        text_column("{task.completed}/{task.total} loss {task.fields[loss]:.3f}"),
         TimeRemainingColumn(),
     )
     model.train()

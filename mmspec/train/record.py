@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from mmspec.drafters.features.reading import sight_of
@@ -21,6 +20,7 @@ from mmspec.train.states.disk import STATE_DTYPES, Recorded, RecordingSettings, 
 from mmspec.train.states.identity import weights_checksum
 from mmspec.train.states.memory import chunk_of_positions
 from mmspec.train.states.window import RecordedWindow
+from mmspec.utils.screen import track
 
 Ask = Callable[[int, int], Mapping[str, Any]]
 """(first, end) -> what the processor returned for requests first to end - 1: prompts padded on either side, pictures with them."""

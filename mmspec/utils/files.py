@@ -104,13 +104,20 @@ def read_prompts(path: str | Path) -> list[dict[str, Any]]:
     return records
 
 
+def read_texts(path: str | Path) -> list[str]:
+    """The texts of a file: of *.jsonl the "prompt" of every line, else the whole file is one. ValueError if there is none."""
+    records = read_prompts(path)
+    if Path(path).suffix in (".jsonl", ".json"):
+        return [record["prompt"] for record in records]
+    return [Path(path).read_text(encoding="utf-8")]
+
+
 def _record(path: Path, number: int, line: str) -> dict[str, Any]:
     try:
         found = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f'{path}, line {number} is not JSON ({error.msg}): write one object per line, such as {{"prompt": "..."}}'
-        ) from None
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is too deep" if isinstance(error, RecursionError) else error
+        raise ValueError(f'{path}, line {number} is not JSON ({reason}): write one object per line, such as {{"prompt": "..."}}') from None
     prompt = found.get("prompt") if isinstance(found, dict) else None
     if not isinstance(prompt, str) or not prompt.strip():
         raise ValueError(f'{path}, line {number} has no "prompt" with text in it: write one object per line, such as {{"prompt": "..."}}')

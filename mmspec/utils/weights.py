@@ -33,7 +33,7 @@ def is_file(path: Path) -> bool:
     """True where `path` is a file; False for names that no file system takes, too."""
     try:
         return path.is_file()
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

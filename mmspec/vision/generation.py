@@ -21,7 +21,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.models.guidance import Guided
-from mmspec.run.arguments import check, check_rows, shown
+from mmspec.run.arguments import check, check_rows, public_call, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.run.rules import rule_of
@@ -65,6 +65,7 @@ class Pictures(Result):
 
 
 @once_positional(("method", "window", "guidance", "temperature", "top_k", "seed"), names_method)
+@public_call
 def generate(
     model: Any,
     prompts: Sequence[Any] | Mapping[str, Tensor],

@@ -356,7 +356,7 @@ def test_ids_need_no_tokenizer_and_stages_are_counted(mini):
     from mmspec.bench.explain.pairs import prompts_from
 
     stages = []
-    plan = ExplainPlan(prompts_from(inputs, None), costs=COSTS, done=stages.append)
+    plan = ExplainPlan(prompts_from(inputs, None, pair.target), costs=COSTS, done=stages.append)
     explain_pair(pair, plan)
     assert stages == ["acceptance", probes.BELOW, probes.ABOVE]
     assert stage_count(pair, plan) == len(stages)

@@ -1,59 +1,79 @@
-"""Wrong arguments of every kind for the public calls: (name, words one of which a refusal must hold, the call)."""
+"""Wrong arguments of every kind for every argument of every public call: (name, words one of which a refusal must hold, the call).
 
-from collections.abc import Callable, Iterator
+    python -m tests.fuzz.calls              # every call; --share 0.1 a part that is drawn with a fixed seed, --only NAME those of one call
+
+The calls are found, not listed: functions and classes of `mmspec.__all__` and of the four packages' `__all__`, and their public methods.
+`valid` holds a small valid value for each argument that a call requires; a call that requires another one fails the fuzz until it is there.
+"""
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir
+from dataclasses import is_dataclass
 from functools import partial
+from importlib import import_module
 from math import inf, nan
 from pathlib import Path
+from random import Random
+from types import FunctionType
 from typing import Any
 
+import numpy as np
+import soundfile
 import torch
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.generation.logits_process import SynthIDTextWatermarkLogitsProcessor
 
 import mmspec
+from mmspec.core.result import Result
 from mmspec.core.rules.coupled import Coupled
-from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.self_drafting.swift import search_parts
+from mmspec.utils.strict import fits, parameters_of
+from tests.fuzz.files import broken_files
+from tests.fuzz.harness import Report, bounded_memory, main
+from tests.fuzz.harness import call as outcome_of_call
+from tests.speech.small_whisper import processor, sounds, whisper
+from tests.vision.small_models import janus
+from tests.vision.test_diffusion import mixture_pipeline
 
-Case = tuple[str, tuple[str, ...], Callable[[], Any]]
-HUGE = 10**30
+Case = tuple[str, tuple[str, ...], Callable[[], Any], bool]
+"""Name, words, call, whether it must be refused."""
+HUGE = 10**400
+BEYOND = 10**5000  # longer than Python writes as a text
+
+
+def _deep() -> Any:
+    found: Any = []
+    for _ in range(5000):
+        found = [found]
+    return found
+
+
+EVERY: tuple[Any, ...] = (None, True, 0, -1, 3, 10**9, 1.5, nan, inf, HUGE, BEYOND, "", "nope", "[red]x[/nope]", "a\0b", "x" * 5000)
+EVERY += (
+    b"x",
+    [],
+    [None],
+    ["nope"],
+    [10**9],
+    {},
+    {"nope": 1},
+    {1},
+    object(),
+    object,
+    _deep(),
+    Path("nowhere"),
+    torch.zeros(0),
+    nn.Linear(2, 2),
+)
 NAMES: tuple[Any, ...] = ("nope", "", "x" * 5000, "💥", "os:system", b"lookup", 3, 3.5, [], {}, object(), True)
-SEEDS: tuple[Any, ...] = ("a", 1.5, None, [1, 2, 3], nan, [], ["a"], {}, [None])
-DRAFT_LENGTHS: tuple[Any, ...] = (-1, "x", "", 1.5, None, nan, inf, 10**6, HUGE, [3], True, {})
+SEEDS: tuple[Any, ...] = ("a", 1.5, [1, 2, 3], nan, [], ["a"], {}, [None])
+DRAFT_LENGTHS: tuple[Any, ...] = (-1, "x", "", 1.5, nan, inf, 10**6, HUGE, [3], True, {})
 TEMPERATURES: tuple[Any, ...] = (-1, nan, inf, "hot", [0.5, 0.5, 0.5], [], [None], {}, [nan])
 TREES: tuple[Any, ...] = ("oak", "", [], [0], [-1], [1000, 1000, 1000], "nowhere.json", 3, [[0, 5]], {}, ["a"], [1.5], [10**9], [2] * 40)
-_MODELS: tuple[Any, ...] = (None, "mini", 3, object(), [], torch.nn.Linear(2, 2))
-
-
-def cases(minis: dict[str, Any], folder: Path) -> Iterator[Case]:
-    """Every call; `folder` holds broken files."""
-    yield from _text(minis["text"])
-    yield from _speculate(minis["text"])
-    yield from _vision(minis["vision"], minis["continuous"])
-    yield from _speech(minis["speech"])
-    yield from _recsys(minis["recsys"])
-    yield from _loading(folder)
-
-
-def _table(where: str, function: Callable[..., Any], base: dict[str, Any], wrong: dict[str, tuple[Any, ...]]) -> Iterator[Case]:
-    """`function` with `base` and one wrong argument at a time; a refusal must name the argument."""
-    for name, values in wrong.items():
-        for value in values:
-            words = (name, *name.split("_"), *_ALSO.get(name, ()))
-            yield f"{where}({name}={str(value)[:40]!r})", words, partial(function, **(base | {name: value}))
-    for name in ("drafterr", "temprature", "seeds", "verbose"):
-        yield f"{where}({name}=1)", (name,), partial(function, **(base | {name: 1}))
-
-
-_ALSO = {
-    "inputs": ("input", "mask", "prompt", "ids", "rows"),
-    "tree": ("branching", "template", "level"),
-    "texts": ("text", "voice"),
-    "prompts": ("prompt", "class", "text"),
-    "histories": ("histor", "item", "prompt"),
-    "view": ("drafter",),
-    "accept": ("rule",),
-    "stops": ("stop",),
-    "processors": ("processor",),
-    "samplers": ("sampler", "processor"),
-}
+MODELS: tuple[Any, ...] = (None, "mini", 3, object(), [], nn.Linear(2, 2))
+WINDOWS: tuple[Any, ...] = (0, -1, 1.5, "x", "", nan, 10**9, HUGE, True, [3], {})
 
 
 def _ids(*rows: Any, **rest: Any) -> dict[str, Any]:
@@ -73,168 +93,289 @@ def _inputs() -> tuple[Any, ...]:
     )
 
 
-_DRAWING: dict[str, tuple[Any, ...]] = {
-    "temperature": TEMPERATURES,
-    "top_k": (-1, 1.5, "a", nan, inf, [1, 2, 3], {}, [None]),
-    "seed": SEEDS,
-}
-_DRAWING_TOKENS: dict[str, tuple[Any, ...]] = _DRAWING | {
-    "top_p": (0, -1, 1.5, nan, "a", [0.5, 0.5, 0.5], {}),
+WRONG: dict[str, tuple[Any, ...]] = {
+    "accept": (*NAMES, "couple", Coupled),
+    "allow": (3, "x", [], [3], [["no such item"]]),
+    "allowed": (3, "x", torch.ones(3), torch.zeros(9, 9, 9, dtype=torch.bool), [1]),
+    "beams": (0, -1, 1.5, "x", nan, 10**9, True),
+    "catalogue": (3, "x", {}),
+    "couple": ("nope", 3),
+    "deny": (3, "x", [None] * 9, ["x"], [[10**9]]),
+    "draft_length": DRAFT_LENGTHS,
+    "drafter": (3, 3.5, b"lookup", [], {}, object(), object, True),
+    "drift_budget": (nan, -1, "x"),
+    "guidance": (-1, nan, inf, "x", [1.0, 2.0, 3.0], {}),
+    "histories": ([], None, 3, [[]], [["no such item"]], [[10**9]], [3], {}, "x", [None], {"input_ids": [[1.5]]}, {"input_ids": [[10**9]]}),
+    "init": ("nope", 3, object()),
+    "inputs": _inputs(),
+    "k": (0, -1, 1.5, "x", nan, 10**6, True, [3]),
+    "max_new_tokens": (0, -1, 1.5, "4", nan, inf, 10**9, True, [4]),
+    "max_seconds": (0, -1, nan, inf, "x", 10**9, {}),
+    "method": (*NAMES, "jacoby", "plane", "strickt"),
+    "model": MODELS,
+    "on_sound": (3,),
+    "on_step": (3, "a"),
+    "pipeline": MODELS,
+    "processors": (3, ["a"], [None], "x", [SynthIDTextWatermarkLogitsProcessor(3, [1, 2], 8, 0, 8, torch.device("cpu"))]),
+    "prompts": ([], None, 3, "", [None], [3.5], {}, [object()], {"input_ids": 3}),
     "repetition_penalty": (0, -1, nan, inf, "a", {}),
+    "rules": (3, "x", {}),
+    "samplers": (3, ["a"], [None]),
+    "sampling": (3, "x"),
+    "seed": SEEDS,
+    "size": (0, -1, "big", (1,), 10**6, 1.5),
+    "stateless": (3, "x"),
+    "stop_below": (nan, -1, 2, "a", inf),
+    "stops": (3, ["a"], [None], "x"),
+    "streamer": (3, "a"),
+    "temperature": TEMPERATURES,
+    "texts": ([], None, 3, [""], [None], [3], {}, "", [b"two"]),
+    "top_k": (-1, 1.5, "a", nan, inf, [1, 2, 3], {}, [None]),
+    "top_p": (0, -1, 1.5, nan, "a", [0.5, 0.5, 0.5], {}),
+    "tree": TREES,
+    "unseen": ("yes", 3),
+    "view": ("nope", 3),
+    "voice": ("nope", 3, ["nope"], [], ["jackson"] * 3, {}, [None, None]),
+    "width": (0, -1, 1.5, "x", nan, 10**9, True),
+    "window": WINDOWS,
 }
+"""Argument -> values that each call refuses which has the argument; None is refused where the annotation has none."""
+ALSO: dict[str, tuple[str, ...]] = {
+    "accept": ("rule", "method", "head", "draft"),
+    "allow": ("item",),
+    "allowed": ("item", "mask"),
+    "captions": ("caption", "view"),
+    "deny": ("item",),
+    "codec": ("cannot be loaded",),
+    "device": ("cannot be loaded",),
+    "dtype": ("cannot be loaded",),
+    "draft_length": ("levels",),
+    "drafter": ("draft", "head", "method"),
+    "drafter_tokenizer": ("tokenizer",),
+    "histories": ("histor", "item", "prompt"),
+    "inputs": ("input", "mask", "prompt", "ids", "rows"),
+    "mode": ("method",),
+    "model": ("model", "pipeline", "stage"),
+    "name": ("mini", "view"),
+    "path": ("config.json",),
+    "reference": ("model",),
+    "target": ("model", "config.json"),
+    "processors": ("processor",),
+    "prompt": ("class", "text", "label"),
+    "prompts": ("prompt", "class", "text"),
+    "samplers": ("sampler", "processor"),
+    "stops": ("stop",),
+    "texts": ("text", "voice"),
+    "top_k": ("head", "tokens"),
+    "top_p": ("head", "tokens"),
+    "tree": ("branching", "template", "level", "draft"),
+    "view": ("drafter", "view"),
+    "weights": ("ensemble", "view"),
+    "window": ("draft",),
+}
+"""Argument -> other words by which a refusal may name it."""
 
 
-def _text(mini: Any) -> Iterator[Case]:
-    base = {"model": mini.target, "inputs": _ids([5, 6, 7]), "max_new_tokens": 3}
-    wrong = {
-        "model": _MODELS,
-        "inputs": _inputs(),
-        "drafter": (*NAMES, "lookp", "cascade:x", "relay:lookup,x,suffix", "relay:", "builtins:print", Lookup, torch.nn.Linear(2, 2)),
-        "accept": (*NAMES, "couple", None, Coupled),
-        "max_new_tokens": (0, -1, 1.5, "4", None, nan, inf, 10**9, True, [4]),
-        "stop_below": (nan, -1, 2, "a", inf),
-        "view": ("drop", "nope", 3),
-        "processors": (3, ["a"], [None], "x"),
-        "stops": (3, ["a"], [None], "x"),
-        "on_step": (3, "a"),
-        "streamer": (3, "a"),
+LATE = ("vision.accelerate", "vision.speculate", "recsys.rank_candidates")
+"""Calls that compare some arguments with a request that is not there yet, or take any number of items."""
+MADE = ("ItemNGram", "PipelineOutput", "Retriever", "SpeechQuality", "Transcription")
+"""Records that calls or alternative constructors make."""
+
+
+def made_by_calls(kind: type) -> bool:
+    """True for classes whose objects calls return or that users extend: their constructors are no requests."""
+    returned = is_dataclass(kind) and kind.__name__ in MADE
+    network = issubclass(kind, nn.Module | PreTrainedConfig)  # constructors of transformers' own kind
+    return issubclass(kind, Result | Iterator) or returned or network or inspect.isabstract(kind)
+
+
+def public_calls() -> dict[str, Callable[..., Any]]:
+    """Every public function, constructor and alternative constructor, by its name."""
+    found: dict[str, Callable[..., Any]] = {"search_parts": search_parts}
+    for package in ("mmspec", "mmspec.text", "mmspec.vision", "mmspec.speech", "mmspec.recsys"):
+        module = import_module(package)
+        for name in module.__all__:
+            value = getattr(module, name)
+            where = f"{package.partition('.')[2]}.{name}".removeprefix(".")
+            if inspect.isclass(value) and value is not mmspec.vision.Prompt:  # what families make of prompts
+                found |= {} if made_by_calls(value) else {where: value}
+                made = [each for each, kind in vars(value).items() if isinstance(kind, classmethod | staticmethod)]
+                found |= {f"{where}.{each}": getattr(value, each) for each in made if each[0] != "_" and each != "restored"}
+            elif isinstance(value, FunctionType):
+                found[where] = value
+    return found
+
+
+REST: dict[str, Callable[..., Any]] = {
+    "Engine.submit": mmspec.text.generate,
+    "explain": mmspec.text.generate,
+    "recsys.Catalogue.of": mmspec.recsys.Catalogue,
+    "recsys.Catalogue.of_codes": mmspec.recsys.Catalogue,
+    "speech.stream": mmspec.speech.synthesize,
+    "vision.accelerate": mmspec.vision.speculate,
+}
+"""A call that passes further keywords on -> the call whose they are."""
+NEEDED: dict[tuple[str, str], dict[str, Any]] = {
+    ("text.generate", "top_k"): {"temperature": 0.8},
+    ("text.generate", "top_p"): {"temperature": 0.8},
+    ("vision.generate", "drift_budget"): {"method": "lantern"},
+    ("recsys.recommend", "seed"): {"method": "coupled"},
+    ("recsys.recommend", "temperature"): {"method": "coupled"},
+}
+"""(Call, argument) -> what else is given, so that the argument is read."""
+
+
+def valid_arguments(minis: Mapping[str, Any], folder: Path) -> dict[str, dict[str, Any]]:
+    """A small valid request of every public call that has required arguments, by its name."""
+    text, vision, speech, recsys = (minis[name] for name in ("text", "vision", "speech", "recsys"))
+    catalogue, histories = recsys.catalogue, [recsys.examples[0][:3]]
+    tokens, items = {"max_new_tokens": 2}, {"model": recsys.target, "histories": histories, "catalogue": catalogue}
+    return {
+        "Engine": {"target": text.target},
+        "Engine.submit": {"inputs": _ids([5, 6, 7]), **tokens},
+        "explain": {"model": text.target, "inputs": _ids([5, 6, 7]), "drafter": "lookup", **tokens},
+        "load": {"name": "text"},
+        "load_drafter": {"path": folder / "drafter"},
+        "recsys.Catalogue": {"items": ["a", "b"], "paths": torch.tensor([[1, 2], [1, 3]])},
+        "recsys.Catalogue.inputs": {"histories": histories},
+        "recsys.Catalogue.mask": {"items": list(catalogue.items[:3])},
+        "recsys.Catalogue.name": {"item": catalogue.items[0]},
+        "recsys.Catalogue.of": {"paths": {"a": [1, 2], "b": [1, 3]}},
+        "recsys.Catalogue.of_codes": {"items": ["a", "b"], "codes": torch.tensor([[0, 1], [0, 2]])},
+        "recsys.Catalogue.only": {"mask": catalogue.mask(catalogue.items[:3])},
+        "recsys.Catalogue.path": {"leaf": torch.tensor([0])},
+        "recsys.Catalogue.read": {"path": folder / "junk.parquet"},
+        "recsys.Catalogue.row": {"item": catalogue.items[0]},
+        "recsys.Catalogue.shelf": {"leaf": 0},
+        "recsys.Catalogue.shown": {"histories": histories},
+        "recsys.Catalogue.tokens": {"history": histories[0]},
+        "recsys.Catalogue.write": {"path": folder / "written.parquet"},
+        "recsys.GroupRules": {"groups": {"a": "b"}},
+        "recsys.ItemNGram.load": {"path": folder / "junk.safetensors", "catalogue": catalogue},
+        "recsys.ItemNGram.of": {"catalogue": catalogue, "histories": histories},
+        "recsys.Retriever.of": {"catalogue": catalogue, "histories": histories},
+        "recsys.rank_candidates": {**items, "candidates": [list(catalogue.items[:3])]},
+        "recsys.recommend": {**items, "k": 2, "drafter": recsys.drafters["model"]},
+        "search_parts": {"target": text.target, "prompt": _ids([5, 6, 7]), "trials": 1, "new": 2},
+        "speech.VoiceSample": {"samples": torch.zeros(8), "rate": 8000},
+        "speech.VoiceSample.read": {"path": folder / "good.wav"},
+        "speech.assess_quality": {"waveforms": [torch.zeros(800)], "sample_rate": 8000},
+        "speech.load": {"name": folder / "model"},
+        "speech.stream": {"model": speech.target, "text": "two", "max_seconds": 0.1},
+        "speech.synthesize": {"model": speech.target, "texts": ["two"], "drafter": speech.drafters["model"], "max_seconds": 0.1},
+        "speech.transcribe": {"model": whisper(), "processor": processor(), "sounds": sounds(0.2), "max_new_tokens": 2},
+        "speech.whole_sentences": {"chunks": ["a."]},
+        "text.StopStrings": {"strings": ("a",), "decode": str},
+        "text.aligned_drafter": {"model": text.target, "drafter": text.drafters["model"]}
+        | dict.fromkeys(("tokenizer", "drafter_tokenizer"), text.processor),
+        "text.generate": {"model": text.target, "inputs": _ids([5, 6, 7]), "drafter": text.drafters["model"], **tokens},
+        "text.speculate": {"drafter": text.drafters["model"]},
+        "text.view": {"name": "drop"},
+        "vision.ContinuousPictures": {"model": minis["continuous"].target.model},
+        "vision.ImagePrompt": {"text": "a"},
+        "vision.Pipeline": {"model": vision.target},
+        "vision.Pipeline.__call__": {"prompt": "a large red star top left"},
+        "vision.Pipeline.from_pretrained": {"path": folder / "model"},
+        "vision.Pipeline.save_pretrained": {"folder": folder / "saved"},
+        "vision.Pipeline.to": {"device": "cpu"},
+        "vision.accelerate": {"model": janus()},
+        "vision.denoise": {"pipeline": mixture_pipeline(), "steps": 4},
+        "vision.generate": {"model": vision.target, "prompts": ["a large red star top left"]},
+        "vision.image_model": {"model": vision.target},
     }
-    yield from _table("text.generate", mmspec.text.generate, base, wrong)
-    sampled = base | {"temperature": 0.8}
-    yield from _table("text.generate", mmspec.text.generate, sampled, _DRAWING_TOKENS)
-    drafted = base | {"drafter": mini.drafters["model"]}
-    yield from _table(
-        "text.generate", mmspec.text.generate, drafted, {"draft_length": DRAFT_LENGTHS, "tree": TREES, "stop_below": (nan, -1, 2)}
-    )
-    yield from _table(
-        "text.generate", mmspec.text.generate, base | {"drafter": "lookup"}, {"draft_length": DRAFT_LENGTHS, "tree": ([2, 1],)}
-    )
 
 
-def _speculate(mini: Any) -> Iterator[Case]:
-    def run(**options: Any) -> Any:
+def requests(minis: Mapping[str, Any], engine: Any) -> dict[str, tuple[Callable[..., Any], Callable[..., Any]]]:
+    """Every public call and every method of an object that users hold, by name: (what has the signature, what is called)."""
+    target = minis["text"].target
+    pipeline = mmspec.vision.Pipeline(minis["vision"].target)
+    held = {"Engine": engine, "vision.Pipeline": pipeline, "recsys.Catalogue": minis["recsys"].catalogue}
+    found = {name: (call, call) for name, call in public_calls().items()}
+    for name, value in held.items():
+        kinds = [vars(kind) for kind in type(value).__mro__ if kind.__module__.startswith("mmspec")]
+        names = {each for kind in kinds for each, part in kind.items() if isinstance(part, FunctionType)}
+        methods = {each: getattr(value, each) for each in sorted(names) if each == "__call__" or each[0] != "_"}
+        found |= {f"{name}.{each}": (method, method) for each, method in methods.items() if inspect.signature(method).parameters}
+
+    def speculated(**options: Any) -> Any:
         ids = torch.tensor([[5, 6, 7]])
         made = mmspec.text.speculate(**options)
-        return mini.target.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=made, max_new_tokens=3, do_sample=False)
+        return target.generate(ids, attention_mask=torch.ones_like(ids), custom_generate=made, max_new_tokens=2, do_sample=False)
 
-    wrong = {"drafter": NAMES, "accept": (*NAMES, None), "draft_length": DRAFT_LENGTHS, "tree": TREES, "stateless": (3, "x")}
-    yield from _table("text.speculate", run, {"drafter": mini.drafters["model"]}, wrong)
-    yield from _table("text.speculate", run, {"drafter": "lookup"}, {"seed": SEEDS[:2] + SEEDS[4:]})
-
-
-def _vision(codes: Any, continuous: Any) -> Iterator[Case]:
-    windows = (0, -1, 1.5, "x", "", nan, 10**9, HUGE, True, [3], {})
-    base = {"model": codes.target, "prompts": ["a large red star top left"], "method": "plain"}
-    wrong = {
-        "model": _MODELS,
-        "prompts": ([], None, 3, "", [""], [None], [3.5], {}, [object()], {"input_ids": 3}),
-        "method": (*NAMES, "jacoby", "plane"),
-        "guidance": (-1, nan, inf, "x", [1.0, 2.0, 3.0], {}),
-        "size": (0, -1, "big", (1,), 10**6, 1.5),
-        "init": ("nope", 3, object()),
-        "couple": ("nope", 3),
-        "accept": ("nope", 3),
-        "drift_budget": (nan, -1, "x"),
-        "sampling": (3, "x"),
-        "on_step": (3, "a"),
-        "drafter": ("any string at all", 3, object()),
-        **_DRAWING,
-    }
-    yield from _table("vision.generate", mmspec.vision.generate, base, wrong)
-    yield from _table(
-        "vision.generate", mmspec.vision.generate, base | {"method": "jacobi"}, {"window": windows, "drafter": ("any string",)}
-    )
-    yield from _table("vision.generate", mmspec.vision.generate, base | {"method": "lantern"}, {"drift_budget": (nan, -1, "x")})
-    tokens = {"model": continuous.target, "prompts": ["coat"]}
-    others = {"method": ("nope", 3, "jacobi"), "window": windows, "top_k": (3,), "drafter": ("any string", 3), "guidance": (-1, nan, "x")}
-    others |= {"temperature": (*TEMPERATURES, 0), "prompts": (["no such class"], [99], [], [None]), "accept": ("nope", 3), "seed": SEEDS}
-    yield from _table("vision.generate", mmspec.vision.generate, tokens, others)
-    wrong = {"pipeline": _MODELS}
-    yield from _table("vision.denoise", mmspec.vision.denoise, {"pipeline": None}, wrong)
+    found["text.speculate"] = (mmspec.text.speculate, speculated)
+    found["Engine"] = (mmspec.Engine, lambda **options: mmspec.Engine(**options).close())
+    found["Engine.submit"] = (engine.submit, lambda **options: engine.submit(**options).result(timeout=3))
+    del found["Engine.close"]
+    return found
 
 
-def _speech(mini: Any) -> Iterator[Case]:
-    base = {"model": mini.target, "texts": ["two"], "max_seconds": 0.2}
-    wrong = {
-        "model": _MODELS,
-        "texts": ([], None, 3, [""], [None], [3], {}, "", ["💥"], ["x" * 5000], [b"two"]),
-        "drafter": (*NAMES, Lookup),
-        "accept": (*NAMES, None),
-        "voice": ("nope", 3, ["nope"], [], ["jackson"] * 3, {}, [None, None]),
-        "max_seconds": (0, -1, nan, inf, "x", 10**9, {}),
-        "guidance": (-1, nan, inf, "x"),
-        "draft_length": DRAFT_LENGTHS,
-        "samplers": (3, ["a"], [None]),
-        "on_sound": (3,),
-        "on_step": (3,),
-        **_DRAWING_TOKENS,
-    }
-    wrong["temperature"] = tuple(value for value in TEMPERATURES if value is not None)
-    yield from _table("speech.synthesize", mmspec.speech.synthesize, base | {"drafter": mini.drafters["model"]}, wrong)
-    yield from _table("speech.synthesize", mmspec.speech.synthesize, base | {"drafter": mini.drafters["model"]}, {"tree": TREES})
-
-    def stream(**options: Any) -> Any:
-        return list(mmspec.speech.stream(**options))
-
-    wrong = {
-        "text": (None, 3, "", [], "💥"),
-        "voice": ("nope",),
-        "max_seconds": (nan, -1, "x"),
-        "draft_length": (-1, 10**6),
-        "seed": ("a",),
-    }
-    yield from _table("speech.stream", stream, {"model": mini.target, "text": "two", "max_seconds": 0.2}, wrong)
+def _run(call: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
+    found = call(**arguments)
+    if isinstance(found, Iterator):
+        for _ in zip(range(8), found, strict=False):
+            pass
 
 
-def _recsys(mini: Any) -> Iterator[Case]:
-    base = {
-        "model": mini.target,
-        "histories": [mini.examples[0][:3]],
-        "catalogue": mini.catalogue,
-        "k": 2,
-        "drafter": mini.drafters["model"],
-    }
-    size = len(mini.catalogue)
-    wrong = {
-        "model": _MODELS,
-        "histories": (
-            [],
-            None,
-            3,
-            [[]],
-            [["no such item"]],
-            [[10**9]],
-            [3],
-            {},
-            "x",
-            [None],
-            {"input_ids": [[1.5]]},
-            {"input_ids": [[10**9]]},
-        ),
-        "k": (0, -1, 1.5, "x", None, nan, 10**6, True, [3]),
-        "catalogue": (None, 3, "x", {}),
-        "drafter": ("any string", 3, object(), []),
-        "method": (*NAMES, "strickt"),
-        "width": (0, -1, 1.5, "x", nan, 10**9, 1, True),
-        "draft_length": DRAFT_LENGTHS,
-        "allowed": (3, "x", torch.ones(3), torch.ones(size), torch.zeros(size, dtype=torch.bool)[None, None], [1]),
-        "unseen": ("yes", 3),
-        "allow": (3, "x", [], [3], [["no such item"]]),
-        "deny": (3, "x", [None] * 9, ["x"], [[10**9]]),
-        "beams": (0, -1, 1.5, "x", nan, 10**9, 1, True),
-        "rules": (3, "x", {}),
-        "on_step": (3,),
-    }
-    yield from _table("recsys.recommend", mmspec.recsys.recommend, base, wrong)
-    drawn = {"temperature": (*TEMPERATURES, 0), "seed": SEEDS}
-    yield from _table("recsys.recommend", mmspec.recsys.recommend, base | {"method": "coupled"}, drawn)
+def _is_right(argument: str, value: Any, hint: Any) -> bool:
+    """True for values that a caller may give: their failures are a function's of the caller, or they take a minute to compile."""
+    return (value is object and "Callable" in str(hint)) or (argument == "capture" and value is True)
 
 
-def _loading(folder: Path) -> Iterator[Case]:
-    for name in (*NAMES, None, "txt", "../text", ["text"]):
-        yield f"load({str(name)[:40]!r})", ("mini", "name"), partial(mmspec.load, name)
-    files = ("junk.bin", "empty.bin", "", "drafter", "a/b", "loop", "model", "list.json")
-    paths = [None, 3, "", "nowhere", b"x", "x" * 5000, *(folder / name for name in files)]
-    for path in paths:
-        yield f"load_drafter({str(path)[-30:]!r})", ("config.json", "path", "folder", str(path)[:20]), partial(mmspec.load_drafter, path)
-    yield "load_drafter(options)", ("nope",), partial(mmspec.load_drafter, folder, nope=1)
+def _must_fail(name: str, argument: str, value: Any, hint: Any, default: Any) -> bool:
+    """True where the value is wrong in every call that has the argument, or is no value of the annotation."""
+    if value is None and default is None:
+        return False
+    if name in LATE:
+        return not fits(value, hint)
+    return any(value is each for each in WRONG.get(argument, ())) or not fits(value, hint)
+
+
+def cases(minis: Mapping[str, Any], folder: Path, engine: Any) -> Iterator[Case]:
+    """Every argument of every public call with every wrong value, and unknown arguments; `folder` holds broken files."""
+    valid = valid_arguments(minis, folder)
+    for name, (signed, call) in requests(minis, engine).items():
+        base, parameters = valid.get(name, {}), dict(parameters_of(signed)[0].parameters)
+        hints = parameters_of(signed)[1]
+        missing = [each.name for each in parameters.values() if each.default is each.empty and each.kind < each.VAR_KEYWORD]
+        assert set(missing) - {"parts"} <= set(base), f"{name} requires {missing}: give valid ones in valid_arguments"
+        if any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
+            own = REST.get(name)
+            parameters |= {} if own is None else parameters_of(own)[0].parameters
+            hints = ({} if own is None else parameters_of(own)[1]) | hints
+        for argument, parameter in parameters.items():
+            if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
+                continue
+            words = (argument, *argument.split("_"), *ALSO.get(argument, ()))
+            given = base | NEEDED.get((name, argument), {})
+            for value in (*EVERY, *WRONG.get(argument, ())):
+                if _is_right(argument, value, hints.get(argument)):
+                    continue
+                wrong = _must_fail(name, argument, value, hints.get(argument, Any), parameter.default)
+                named = (*words, value[:20]) if isinstance(value, str) and value else words
+                yield f"{name}({argument}={_shown(value)})", named, partial(_run, call, given | {argument: value}), wrong
+        for argument in ("drafterr", "temprature", "seeds", "verbose"):
+            yield f"{name}({argument}=1)", (argument,), partial(_run, call, base | {argument: 1}), True
+
+
+def _shown(value: Any) -> str:
+    try:
+        return repr(value)[:40]
+    except (RecursionError, ValueError):
+        return f"a {type(value).__name__} too large to show"
+
+
+def run(folder: Path, share: float = 1.0, only: str = "") -> Report:
+    """Run the calls whose names begin with `only`, or a `share` of them drawn with a fixed seed; `folder` is for broken files."""
+    report, random = Report(), Random(0)
+    torch.manual_seed(0)
+    minis = {name: mmspec.load(name) for name in ("text", "vision", "continuous", "speech", "recsys")}
+    soundfile.write(folder / "good.wav", np.zeros(800), 8000)
+    with chdir(folder), bounded_memory(), mmspec.Engine(minis["text"].target) as engine:
+        for name, words, function, wrong in cases(minis, broken_files(folder), engine):
+            if random.random() < share and name.startswith(only):
+                report.add(*outcome_of_call(function, words, wrong), request=name)
+    return report
+
+
+if __name__ == "__main__":
+    main("calls", run)

@@ -1,8 +1,31 @@
-"""Wrong command lines of every kind: (arguments, whether they must be refused)."""
+"""Wrong command lines of every kind: (arguments, whether they must be refused).
 
+    python -m tests.fuzz.commands           # every line; --share 0.1 a part that is drawn with a fixed seed, --only NAME those of a command
+
+The options are found, not listed: `generated` gives every option and argument of every command every value of its type that may go wrong.
+`wrong_options` adds values that one option must refuse.
+"""
+
+import io
+import shutil
 from collections.abc import Iterator
+from contextlib import chdir, redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from pathlib import Path
 from random import Random
+from typing import Any, get_args, get_origin
+from unittest.mock import patch
+
+import huggingface_hub.constants
+import pandas as pd
+import typer
+from PIL import Image
+
+from mmspec import minis
+from mmspec.cli import app
+from tests.fuzz.files import broken_files
+from tests.fuzz.harness import Report, bounded_memory, main
+from tests.fuzz.harness import command as outcome_of_command
 
 Case = tuple[list[str], bool]
 LONG = "x" * 4000
@@ -404,10 +427,114 @@ def configs(folder: Path) -> Iterator[Case]:
         yield ["text", "a", "--allow-code", "--drafter", allowed], True
 
 
-def cases(folder: Path, every: bool = False) -> Iterator[Case]:
-    """The command lines; of those with one wrong option a third, drawn with a fixed seed, unless `every` is set."""
-    random = Random(1)
+ANY_TEXT = ("", " ", "nope", "[red]x[/nope]", "💥", "a\nb", "../..", "/proc/nothing", "-1", "nan", "9" * 5000, LONG, "[" * 5000, "{" * 5000)
+ANY_INT = ("x", "", "1.5", "nan", "1e3", "-1", "0", "100000", "1000000", "999999999", "9" * 30, "9" * 5000, "-" + "9" * 30)
+ANY_FLOAT = ("x", "", "nan", "inf", "-inf", "-1", "0", "1e999", "1e30", "1e-30", "9" * 5000)
+NEVER = {int: ("x", "", "1.5", "nan", "1e3"), float: ("x", "", "nan"), str: (), bool: ("=3",)}
+"""Type of an option -> values that no option of it takes."""
+
+
+def small_lines(folder: Path) -> dict[str, list[str]]:
+    """A small request of every command, which runs or is refused at its end."""
+    good, picture, nowhere = str(folder / "good.txt"), str(folder / "picture.png"), "nowhere/at/all"
+    events, items = str(folder / "events.parquet"), str(folder / "items.parquet")
+    return {
+        "text": ["Story:", "--max-new-tokens", "2"],
+        "image": ["a large red star top left", "--out", "o.png"],
+        "speech": ["two", "--max-seconds", "0.2", "--out", "o.wav"],
+        "transcribe": [str(folder / "junk.wav"), "--model", nowhere],
+        "caption": [picture, "--max-new-tokens", "2"],
+        "recommend": ["--history", "12,873", "--k", "2"],
+        "serve": ["--text", "mini", "--port", "70000"],  # a port that there is not: nothing is served
+        "ui": ["--text", "mini", "--port", "70000"],
+        "bench": ["--limit", "1", "--max-new-tokens", "2", "--repeats", "1", "--prompts", good],
+        "check": ["--limit", "1", "--max-new-tokens", "2"],
+        "explain": ["--limit", "1", "--max-new-tokens", "2", "--prompts", good, "--repeats", "1"],
+        "plan": ["--target-ms", "30", "--draft-ms", "3", "--acceptance", "0.8"],
+        "demo": ["--quick", "--out", f"{nowhere}.html"],
+        "models": [],
+        "recipe": [],
+        "recommend prepare": [events, items, "shop", "--from", "events", "--core", "1", "--levels", "2", "--size", "4"],
+        "recommend train": [str(folder / "shop"), "--steps", "1", "--drafter", "none"],
+        "recommend evaluate": [str(folder / "shop"), "--users", "2"],
+        "recommend assign": [str(folder / "shop"), items, "ids.parquet"],
+        "recommend append": [str(folder / "shop"), items],
+        "recommend index": [str(folder / "shop" / "catalogue.parquet"), "catalogue.safetensors"],
+    }
+
+
+SERVES = ("serve --port", "ui --port", "demo --out")
+"""Options whose valid values start a server, or a minute of work: `wrong_options` has their wrong ones."""
+
+
+def options_of(command: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield every parameter of a command with its type: int, float, str or bool."""
+    for parameter in command.params:
+        kind = parameter.type_descriptor.annotation
+        yield parameter, get_args(kind)[0] if get_origin(kind) is list else kind
+
+
+def generated(folder: Path) -> Iterator[Case]:
+    """Every option and argument of every command with every value of its type that may go wrong; True where none takes the value."""
+    files = [str(folder / name) for name in ("good.txt", "junk.bin", "deep.json", "deep.yaml", "deep", "loop", "picture.png", "huge.json")]
+    values: dict[Any, tuple[str, ...]] = {int: ANY_INT, float: ANY_FLOAT, str: (*ANY_TEXT, *files, str(folder)), bool: ("=3",)}
+    base = small_lines(folder)
+    for name, found in typer.main.get_command(app).commands.items():  # type: ignore[attr-defined]
+        assert name in base, f"mmspec {name} is not in small_lines: give a small request"
+        for parameter, kind in options_of(found):
+            option = parameter.opts[0]
+            if f"{name} {option}" in SERVES:
+                continue
+            for value in values[kind]:
+                if parameter.param_type_name == "argument":
+                    rest = base[name][1:] if base[name] and not base[name][0].startswith("--") else base[name]
+                    words = [value, *rest] if parameter is found.params[0] else [*base[name], value]
+                else:
+                    words = [*base[name], f"{option}{value}"] if kind is bool else [*base[name], option, value]
+                yield [*name.split(), *words], value in NEVER[kind]
+
+
+def make_files(folder: Path) -> Path:
+    """Write broken files, and the few whole ones that requests need, into `folder`."""
+    broken_files(folder)
+    (folder / "lines.txt").write_text("two\n")
+    Image.new("RGB", (32, 32)).save(folder / "picture.png")
+    events = [(user, f"i{(user * 3 + place) % 7}", place) for user in range(6) for place in range(4)]
+    pd.DataFrame(events, columns=["user", "item", "time"]).to_parquet(folder / "events.parquet")
+    pd.DataFrame({"item": [f"i{number}" for number in range(7)]}).to_parquet(folder / "items.parquet")
+    prepared = [str(folder / "shop") if word == "shop" else word for word in small_lines(folder)["recommend prepare"]]
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()), suppress(SystemExit):
+        app(["recommend", "prepare", *prepared])
+    assert (folder / "shop" / "catalogue.parquet").exists()
+    return folder
+
+
+def cases(folder: Path) -> Iterator[Case]:
+    """The command lines."""
     yield from contradictions(folder)
     yield from configs(folder)
-    yield from (case for case in single(folder) if every or random.random() < 0.33)
+    yield from single(folder)
     yield from combined(folder, 60)
+    yield from generated(folder)
+
+
+def run(folder: Path, share: float = 1.0, only: str = "") -> Report:
+    """Run the lines that begin with `only`, or a `share` of them drawn with a fixed seed; `folder` is for files."""
+    report, random, place, here = Report(), Random(1), folder / "files", folder / "here"
+    place.mkdir()
+    make_files(place)
+    with bounded_memory(), patch.object(minis, "load", cache(minis.load)), patch.object(huggingface_hub.constants, "HF_HUB_OFFLINE", True):
+        for args, wrong in cases(place):
+            if random.random() < share and " ".join(args).startswith(only):
+                here.mkdir()
+                with chdir(here):
+                    report.add(
+                        *outcome_of_command(args, here, wrong),
+                        " ".join(arg if len(arg) < 60 else f"{arg[:20]}...{arg[-25:]}" for arg in args),
+                    )
+                shutil.rmtree(here)
+    return report
+
+
+if __name__ == "__main__":
+    main("command lines", run)

@@ -1,16 +1,20 @@
 """Runs one request, a command line or a call, and says how it ended."""
 
+import argparse
 import io
 import os
 import re
 import resource
 import signal
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 from mmspec.cli import app
 
@@ -67,7 +71,7 @@ class Report:
     counts: Counter[str] = field(default_factory=Counter)
     findings: list[str] = field(default_factory=list)
 
-    def add(self, outcome: str, request: str, detail: str) -> None:
+    def add(self, outcome: str, detail: str, request: str) -> None:
         self.counts[outcome] += 1
         if outcome != "clear":
             self.findings.append(f"{outcome}: {request}\n    {' '.join(detail.split())[:300]}")
@@ -90,7 +94,7 @@ def command(args: list[str], folder: Path, wrong: bool) -> tuple[str, str]:
     home = Path.cwd()
     os.chdir(folder)
     try:
-        with redirect_stdout(out), redirect_stderr(err), limited():
+        with redirect_stdout(out), redirect_stderr(err), limited(), patch.object(sys, "stdin", io.StringIO()):
             app(args)
     except SystemExit as stopped:
         code = stopped.code
@@ -136,3 +140,15 @@ def call(function: Callable[[], Any], words: tuple[str, ...], wrong: bool) -> tu
     except BaseException as error:  # whatever escapes is a finding
         return "traceback", f"{type(error).__name__}: {error}"
     return ("silent", "it ran") if wrong else ("clear", "")
+
+
+def main(title: str, run: Callable[..., Report]) -> None:
+    """The command line of a fuzz: run it, show its counts, and exit with 1 where a request did not end clearly."""
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--only", default="")
+    args = parser.parse_args()
+    with TemporaryDirectory() as folder:
+        report = run(Path(folder), share=args.share, only=args.only)
+    print(report.table(title))
+    raise SystemExit(not report.clear)

@@ -9,12 +9,12 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor, nn
 
 from mmspec.core.chains.control import usual_draft_steps
 from mmspec.minis import load
 from mmspec.minis.latents import load_latents
+from mmspec.utils.screen import track
 from mmspec.vision import ContinuousARConfig, ContinuousPictures, Sampling, generate
 from mmspec.vision.codes import tokenizer
 from mmspec.vision.continuous.ar import DiffusionHead

@@ -6,11 +6,15 @@ from typing import Any
 
 from mmspec.bench.check.custom import IdPair
 from mmspec.loading.text import Pair
+from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of
-from mmspec.models.model_checks import model_name
+from mmspec.models.model_checks import check_prompt_ids, model_name
+from mmspec.run.arguments import public_call
 from mmspec.run.config import Config, DrafterSection, RunSection
+from mmspec.text.inputs.checks import checked, tensors
 
 
+@public_call
 def pair_for(
     model: Any,
     drafter: Any,
@@ -53,12 +57,13 @@ def pair_for(
     return replace(pair, model=drafter if hasattr(drafter, "generate") and not hasattr(drafter, "begin") else None)
 
 
-def prompts_from(inputs: Any, tokenizer: Any) -> list[Any]:
+def prompts_from(inputs: Any, tokenizer: Any, model: Any) -> list[Any]:
     """Return prompts as a pair takes them.
 
     Args:
         inputs: texts; or what a tokenizer returned, `input_ids` LongTensor [B, P] and `attention_mask` [B, P].
         tokenizer: the target's tokenizer; None where `inputs` are ids.
+        model: the target.
 
     Returns:
         Texts, or tuples of ids.
@@ -69,10 +74,11 @@ def prompts_from(inputs: Any, tokenizer: Any) -> list[Any]:
     if isinstance(inputs, Mapping) and "input_ids" in inputs:
         if tokenizer is not None:
             raise ValueError("inputs holds token ids and tokenizer was given: give texts, or leave tokenizer out")
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        rows = ids.tolist()
-        real = [[1] * len(row) for row in rows] if mask is None else mask.tolist()
-        return [tuple(token for token, there in zip(row, marks, strict=True) if there) for row, marks in zip(rows, real, strict=True)]
+        found = checked(model, family_of(model), tensors(inputs, execution_device(model)))
+        check_prompt_ids("inputs", found, model.config.get_text_config(decoder=True).vocab_size)
+        ids, mask = found["input_ids"], found.get("attention_mask")
+        real = ids == ids if mask is None else mask.bool()
+        return [tuple(row[there].tolist()) for row, there in zip(ids, real, strict=True)]
     if isinstance(inputs, str) or not isinstance(inputs, Sequence) or not all(isinstance(text, str) for text in inputs):
         raise ValueError("inputs is neither a list of texts nor what a tokenizer returned: give one of them")
     if tokenizer is None:

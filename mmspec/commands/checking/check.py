@@ -5,8 +5,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from mmspec.commands import common
 from mmspec.commands.checking.kinds import check_custom, check_kind, kind_of, refuse_unread_options
@@ -56,6 +56,8 @@ def check(
     accept: common.ACCEPT_RULE = None,
     draft_length: common.LENGTH = None,
     tree: common.TREE = None,
+    stop_below: common.STOP_BELOW = None,
+    references: common.REFERENCES = None,
     temperature: Annotated[
         float | None, common.option(common.DRAWING, "Temperature of sampled checks; 0.8 by default.", metavar="T")
     ] = None,
@@ -133,13 +135,13 @@ def _show(findings: Any, stats: Any, what: str, cause: str, about: dict[str, Any
 
     table = Table("check", "", "finding")
     for finding in findings:
-        table.add_row(escape(finding.name), "[green]ok[/]" if finding.passed else "[red]FAILED[/]", escape(finding.detail))
+        table.add_row(finding.name, Text("ok", "green") if finding.passed else Text("FAILED", "red"), finding.detail)
     show = common.console(False)
     show.print(table)
     failed = sum(not finding.passed for finding in findings)
-    verdict = f"[red]{failed} of {len(findings)} checks failed[/]" if failed else "[green]lossless: all checks passed[/]"
-    show.print(f"{what}: {verdict}")
+    verdict = (f"{failed} of {len(findings)} checks failed", "red") if failed else ("lossless: all checks passed", "green")
+    show.print(Text.assemble(f"{what}: ", verdict))
     if cause:
-        show.print(f"likely cause: {escape(cause)}", soft_wrap=True)
+        show.print(f"likely cause: {cause}", soft_wrap=True)
     counted = f"greedy: {summary(stats)}; " if stats.tokens else ""
     show.print(f"{counted}{machine(about)}", soft_wrap=True)

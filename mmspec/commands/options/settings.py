@@ -1,9 +1,10 @@
 """Options of a command as a validated config, and parsers for option values that several commands share."""
 
 from contextvars import ContextVar
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mmspec.utils.names import unknown
+from mmspec.utils.names import shown, unknown
 from mmspec.utils.places import reads
 
 if TYPE_CHECKING:
@@ -42,12 +43,16 @@ def config_of(given: dict[str, Any]) -> "Config":
             config = changed(config, section, **{key: given[name]})
     if given.get("drafter") is not None:
         config = changed(config, "drafter", **_drafter(given["drafter"]))
-    elif path is None:
+    elif path is None and not any(change.partition("=")[0].strip() == "drafter.kind" for change in given.get("changes") or ()):
         config = changed(config, "drafter", kind="model" if config.target.path in ("mini", "vlm") else "lookup")
     if given.get("draft_length") is not None:
         config = changed(config, "drafter", length=length_of(given["draft_length"]))
     if given.get("tree") is not None:
         config = changed(config, "drafter", tree=tree_of(given["tree"]))
+    if given.get("stop_below") is not None:
+        config = changed(config, "drafter", options=config.drafter.options | {"stop_below": stop_of(given["stop_below"])})
+    if given.get("references") is not None:
+        config = changed(config, "drafter", references=given["references"])
     if given.get("accept") is not None:
         config = changed(config, "accept", kind=given["accept"], options={})
     for name, place in (("the target of --config", config.target.path), ("the drafter of --config", config.drafter.path)):
@@ -57,14 +62,12 @@ def config_of(given: dict[str, Any]) -> "Config":
 
 
 def _base(given: dict[str, Any]) -> "Config":
-    from mmspec.run.config import Config, TargetSection, load_config
+    from mmspec.run.config import load_config
 
-    allow_code = bool(given.get("allow_code"))
+    allow_code, changes = bool(given.get("allow_code")), given.get("changes") or ()
     if given.get("config") is not None:
-        return load_config(given["config"], given.get("changes") or (), allow_code=allow_code)
-    if given.get("changes"):
-        raise ValueError("--set changes entries of a config: give --config FILE too")
-    return Config(target=TargetSection(device="auto"), allow_code=allow_code)
+        return load_config(given["config"], changes, allow_code=allow_code)
+    return load_config(None, ("target.device=auto", *changes), allow_code=allow_code)
 
 
 def _drafter(name: str) -> dict[str, Any]:
@@ -95,8 +98,7 @@ def check_counts(given: dict[str, Any], *names: str, most: int = 1 << 20) -> Non
     for name in names:
         value = given.get(name)
         if value is not None and not 1 <= value <= most:
-            shown = f"{value:.3g}" if value > most else value
-            raise ValueError(f"--{name.replace('_', '-')} is {shown}: give at least 1, at most {most}")
+            raise ValueError(f"--{name.replace('_', '-')} is {shown(value)}: give at least 1, at most {most}")
 
 
 def length_of(text: str) -> int | str:
@@ -106,6 +108,20 @@ def length_of(text: str) -> int | str:
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"--draft-length is {text!r}: give a number of draft tokens, auto or thompson")
     return _number("--draft-length", text)
+
+
+def stop_of(text: str) -> float | str:
+    """Parse --stop-below: a probability, "adaptive", or a folder. ValueError for a number out of range."""
+    try:
+        number = float(text)
+    except ValueError:
+        if text != "adaptive" and not (text.strip() and len(text) < 4096 and Path(text).expanduser().is_dir()):
+            wanted = "give a probability, 0 to 1, adaptive, or the folder of an acceptance head"
+            raise ValueError(f"--stop-below is {shown(text)}: {wanted}") from None
+        return text
+    if not 0 <= number <= 1:
+        raise ValueError(f"--stop-below is {shown(number)}: give a probability, 0 to 1")
+    return number
 
 
 def tree_of(text: str) -> list[int] | str | None:

@@ -10,6 +10,7 @@ from mmspec.commands import common
 from mmspec.commands.common import HOW, WHAT, option
 from mmspec.commands.services.drafters import drafters_by_kind
 from mmspec.utils.names import unknown
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -137,8 +138,6 @@ def _serve(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str
 
 
 def _serve_here(given: dict[str, Any], names: Any, options: Any, tell: Callable[[str], None]) -> None:
-    from rich.console import Console
-
     from mmspec.serving.http.endpoints.app import create_app
     from mmspec.serving.http.loading import load_served
     from mmspec.serving.http.options import client_names
@@ -146,8 +145,8 @@ def _serve_here(given: dict[str, Any], names: Any, options: Any, tell: Callable[
 
     allow_connections(options.limits.max_connections)
     with bound_socket(options) as bound:
-        with Console(stderr=True).status("loading") as status:
-            models = load_served(names, options.limits, lambda name: status.update(f"loading {name}"), clients=client_names(options.keys))
+        with spinner("loading") as say:
+            models = load_served(names, options.limits, lambda name: say(f"loading {name}"), clients=client_names(options.keys))
         app = create_app(models, options.limits, options.keys, origins=options.origins)
         tell(address_of(bound))
         serve_app(app, bound, options)

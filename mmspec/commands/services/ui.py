@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from mmspec.commands import common
 from mmspec.commands.common import HOW, WHAT, option
 from mmspec.commands.services.drafters import drafters_by_kind
+from mmspec.utils.screen import spinner
 
 EXAMPLES = """Examples:
 
@@ -84,8 +85,6 @@ def _environment() -> Iterator[None]:
 
 def _show(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str], length: str, options: Any) -> None:
     common.begin(given["verbose"])
-    from rich.console import Console
-
     from mmspec.serving.http.loading import ModelNames
     from mmspec.serving.http.server import address_of, bound_socket, serve_app
     from mmspec.serving.ui.models import load_ui_models
@@ -96,8 +95,8 @@ def _show(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str]
         if "text" in kinds:
             config = common.config_of({"model": kinds["text"], "drafter": drafters.get("text")} | shared)
         others = {kind: name for kind, name in kinds.items() if kind != "text"}
-        with Console(stderr=True).status("loading") as status:
-            models = load_ui_models(ModelNames(config, others, drafters, **shared), lambda name: status.update(f"loading {name}"))
+        with spinner("loading") as say:
+            models = load_ui_models(ModelNames(config, others, drafters, **shared), lambda name: say(f"loading {name}"))
             from mmspec.serving.ui.app import create_ui
 
             app = create_ui(models, given["seed"], length)

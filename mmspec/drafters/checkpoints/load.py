@@ -11,6 +11,7 @@ from mmspec.drafters.checkpoints.published import Hints, Reading, layout_of, rea
 from mmspec.drafters.features.eagle3_parts import SharedHead
 from mmspec.drafters.int8 import check_int8, is_int8, put_int8_linears
 from mmspec.models.compat import execution_device
+from mmspec.utils.names import wrong
 from mmspec.utils.packing import packed, unpacked
 from mmspec.utils.weights import fill, read_config, read_names, read_weights, refuse_other_folder, write_folder
 
@@ -67,7 +68,7 @@ def load_drafter(
     if not isinstance(int8, bool):
         raise ValueError(f"int8 is {int8!r}: give True or False")
     if not isinstance(path, str | Path):
-        raise ValueError(f"path is {path!r:.60}: give the folder of a drafter, with config.json and weights")
+        raise wrong("path", path, "give the folder of a drafter, with config.json and weights")
     folder, hints = Path(path).expanduser(), Hints(target, states, layer_ids)
     config = read_config(folder)
     if KEY in config:

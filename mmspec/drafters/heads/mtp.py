@@ -85,7 +85,7 @@ class ChainedMTP(nn.Module):
             found = shipped_modules(target)
         except RuntimeError:  # it lists every weight that is missing
             raise ValueError(f"{path} holds no multi-token prediction modules of {name}, or not all: use another drafter") from None
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ValueError(f"no multi-token prediction modules for {name}: {' '.join(str(error).split())}") from None
         if hasattr(found.config, "chain_hidden_post_norm"):
             raise ValueError(f"{name} chains its modules before their norm, which is not supported here: use another drafter")

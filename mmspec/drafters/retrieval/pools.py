@@ -137,7 +137,17 @@ class Pools:
             with np.load(path, allow_pickle=False) as file:
                 header, nodes = json.loads(str(file["header"])), file["nodes"]
             kind, version = header["kind"], header["version"]
-        except (OSError, ValueError, LookupError, TypeError, AttributeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        except (
+            OSError,
+            ValueError,
+            RecursionError,
+            LookupError,
+            TypeError,
+            AttributeError,
+            EOFError,
+            zipfile.BadZipFile,
+            zlib.error,
+        ) as error:
             raise ValueError(f"{path} holds no pools or is damaged ({_first_line(error)}): write it again with Pools.save") from None
         if (kind, version) != (_KIND, _VERSION):
             raise ValueError(f"{path} holds {kind!r} version {version!r}, this reads {_KIND!r} version {_VERSION}: learn them anew")

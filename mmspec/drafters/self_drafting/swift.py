@@ -11,8 +11,14 @@ from mmspec.core.records import Draft, Scored, Verdict
 from mmspec.core.rows.changes import rows_of
 from mmspec.drafters.guided import ViewGuide
 from mmspec.drafters.self_drafting.layer_skip import Part, Parts, SkipLayers, check_share, every_other, skips_of, sublayers
+from mmspec.models.families.registry import family_of, positions_of
+from mmspec.models.model_checks import check_prompt_ids
 from mmspec.models.partial_forward import PartialForward, refuse_replay
 from mmspec.models.target import HFSession, HFTarget
+from mmspec.utils.names import wrong
+from mmspec.utils.strict import strict
+
+_MOST = 1 << 16  # tokens and candidates of a search
 
 
 @dataclass(frozen=True)
@@ -166,15 +172,16 @@ def foretold(view: PartialForward, pending: Draft, window: int, since: Any = 0) 
     return right, seen
 
 
+@strict
 @torch.no_grad()
 def search_parts(
-    target: HFTarget, prompt: Any, new: int = 64, share: float = 0.45, trials: int = 100, guided: int = 5, seed: int = 0
+    target: Any, prompt: Any, new: int = 64, share: float = 0.45, trials: int = 100, guided: int = 5, seed: int = 0
 ) -> tuple[SkipLayers, float]:
     """Offline search of Draft & Verify (Zhang et al. 2023): the best fixed set for a target on text it generates itself.
 
     Args:
-        target: the target.
-        prompt: prompt, as the target's `begin` takes it.
+        target: a transformers model in eval mode, or the engine's target around one.
+        prompt: what the model's tokenizer returned: `input_ids` [B, P] and, with padding, `attention_mask` [B, P].
         new: values generated greedily per row.
         share: share of the parts that are skipped.
         trials: number of candidates.
@@ -183,7 +190,19 @@ def search_parts(
 
     Returns:
         The drafter, and its score: the share of values it predicts, over all rows.
+
+    Raises:
+        ValueError: for a model that cannot run, prompts that are no ids, and numbers out of range.
     """
+    for name, value in (("new", new), ("trials", trials), ("guided", guided)):
+        if not 1 <= value <= _MOST:
+            raise wrong(name, value, f"give 1 to {_MOST}")
+    check_share(share, new)
+    if not isinstance(target, HFTarget):
+        target = HFTarget(target, family_of(target), limit=positions_of(target))
+    check_prompt_ids("prompt", prompt, target.model.config.get_text_config(decoder=True).vocab_size)
+    if target.limit is not None and prompt["input_ids"].shape[1] + new > target.limit:
+        raise wrong("new", new, f"the prompt and these exceed the model's {target.limit} positions, so give fewer")
     session, pending = target.begin(prompt)
     since = None
     for _ in range(new):
@@ -192,7 +211,7 @@ def search_parts(
         since = session.lengths - 1 if since is None else since
         pending = Draft.root(scored.p.mode()[:, -1], pending.start + 1)
     search, view = LayerSearch(sublayers(target.model), share, guided, seed), PartialForward(session)
-    for _ in range(max(trials, 1)):
+    for _ in range(trials):
         parts = search.candidate()
         view.skip(skips_of([parts], session))
         right, seen = foretold(view, pending, new, since)

@@ -95,7 +95,7 @@ class JobFolder:
             with (self.path / "rejects.jsonl").open(encoding="utf-8") as file:
                 lines = (_reject_line(one, place_of) for marker in markers if marker for one in marker["rejects"])
                 whole = all(line == next(file, "") for line in lines) and not file.read(1)
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         return found if whole else None
 
@@ -113,7 +113,7 @@ class JobFolder:
     def _manifest(self) -> dict[str, Any]:
         try:
             found = json.loads((self.path / "manifest.json").read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ValueError(f"{self.path / 'manifest.json'} cannot be read: remove {self.path}, or give a new output folder")
@@ -124,7 +124,7 @@ class JobFolder:
         try:
             found = json.loads((self.path / "shards" / f"{shard:05d}.json").read_text(encoding="utf-8"))
             whole = all((self.path / name).stat().st_size == size for name, size in found["files"].items())
-        except (OSError, ValueError, KeyError):
+        except (OSError, ValueError, RecursionError, KeyError):
             return None
         return found if whole else None
 
@@ -208,7 +208,7 @@ class JobFolder:
         for shard in range(shards):
             try:
                 yield json.loads((self.path / "timing" / f"{shard:05d}.json").read_text(encoding="utf-8"))
-            except (OSError, ValueError):
+            except (OSError, ValueError, RecursionError):
                 continue
 
 

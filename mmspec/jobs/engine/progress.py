@@ -9,17 +9,18 @@ from mmspec.jobs.engine.processes import Processes
 @contextmanager
 def bar(unit: str, total: int, processes: Processes) -> Iterator[Callable[[int], None]]:
     """Yield a function that advances the bar by a number of `unit`."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
     from rich.text import Text
+
+    from mmspec.utils.screen import console, text_column
 
     class Rate(ProgressColumn):
         def render(self, task: Task) -> Text:
             return Text(rate(task.finished_speed or task.speed, unit))
 
-    screen = Console(stderr=True)
+    screen = console(stderr=True)
     share = f" of process 0 of {processes.world}" if processes.world > 1 else ""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
+    columns = (text_column(), BarColumn(), MofNCompleteColumn(), Rate(), TimeRemainingColumn())
     hidden = processes.rank > 0 or not screen.is_terminal
     with Progress(*columns, console=screen, transient=True, disable=hidden) as bars:
         task = bars.add_task(unit + share, total=total)

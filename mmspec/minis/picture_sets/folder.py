@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-from rich.progress import track
 
 from mmspec.text.inputs.pictures import pictures_in, read_picture
 from mmspec.utils.files import write_json
+from mmspec.utils.screen import track
 
 CAPTIONS = "captions.jsonl"
 _KEYS = ("file", "caption", "attributes")

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from mmspec.minis import pictures
 from mmspec.minis.picture_sets.folder import OwnPictures, folder_pixels, read_folder
 from mmspec.train.held_out import HeldOut, apart, array_keys
+from mmspec.utils.screen import track
 from mmspec.vision.codes import tokenizer as tokens
 
 

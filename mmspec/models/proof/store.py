@@ -19,7 +19,7 @@ def read_proof(fingerprint: str) -> dict[str, Any] | None:
     """The record of `fingerprint`; None if there is none that can be read."""
     try:
         found = json.loads((folder() / f"{fingerprint}.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RuntimeError):  # RuntimeError: no home folder
+    except (OSError, ValueError, RecursionError, RuntimeError):  # RuntimeError: no home folder
         return None
     return found if isinstance(found, dict) else None
 

@@ -3,7 +3,10 @@
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from mmspec.utils.strict import strict
 
+
+@strict
 @dataclass(frozen=True)
 class GroupRules:
     """Rules by which a list of k items is chosen from all items that a search found.

@@ -142,7 +142,7 @@ def read_summary(folder: Path) -> dict[str, Any]:
         return json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise ValueError(f"{folder} has no {SUMMARY}: make it with mmspec recommend prepare") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{folder / SUMMARY} cannot be read: {str(error).splitlines()[0]}") from None
 
 

@@ -270,6 +270,38 @@ def form_of(processor: Any, request: ProcessorContext) -> Processor | None:
     return NodeByNode(processor, request.prompt) if vouched_for(processor, request.stateless) else None
 
 
+def with_forms(processors: Sequence[Any], request: ProcessorContext) -> tuple[Processor, ...]:
+    """Return processors as mmspec's: its own as they are, and those of transformers by their forms.
+
+    Args:
+        processors: of either kind; transformers' own are instances of `LogitsProcessor`.
+        request: the prompt, and what else the forms need.
+
+    Returns:
+        Processors that are exact at every node of a draft.
+
+    Raises:
+        ValueError: for a processor of transformers without such a form.
+    """
+    found = []
+    for processor in processors:
+        theirs = isinstance(processor, known.LogitsProcessor)
+        form = form_of(processor, request) if theirs else processor
+        if form is None:
+            name, why = type(processor).__name__, WITHOUT_DRAFTING.get(type(processor), "may keep a state or read the whole batch")
+            raise ValueError(
+                f"processors holds a {name}, which {why}: leave it out, or, if it is a function of one row's ids and scores alone, "
+                "set mmspec_stateless = True on its class"
+            )
+        found.append(form)
+    return tuple(found)
+
+
+def checks_of(forms: Sequence[Processor]) -> list[Callable[[int, list[int]], bool]]:
+    """Return the stops that raise what a caller's function raised, once a row gets there."""
+    return [form.check for form in forms if isinstance(form, PrefixAllowed)]
+
+
 def notes_first_step(processor: Any) -> bool:
     """Return True for Whisper's detection of silence where it runs the model itself: called once, with the prompt alone, it is complete."""
     return type(processor) is known.WhisperNoSpeechDetection and processor.start_of_trans_offset > 1

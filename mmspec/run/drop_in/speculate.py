@@ -25,16 +25,17 @@ from mmspec.core.rules.base import Accept
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.transform import Transformed
 from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.stops import Stop
 from mmspec.models import compat
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.arguments import shown
+from mmspec.run.arguments import public_call, shown
 from mmspec.run.drop_in.arguments import own_inputs, refuse
 from mmspec.run.drop_in.inputs import inputs_for, plain_reason
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
-from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of, notes_first_step
+from mmspec.run.drop_in.processors import ProcessorContext, checks_of, form_of, notes_first_step
 from mmspec.run.drop_in.stops import end_values, ends_of, without_form
 from mmspec.run.request import Request
 from mmspec.run.rules import reads_raw, rule_of
@@ -42,6 +43,7 @@ from mmspec.run.shapes import Tree
 from mmspec.run.streamer import StreamerFeed
 
 
+@public_call
 def speculate(
     drafter: Any = None,
     accept: str | Accept = "exact",
@@ -49,6 +51,9 @@ def speculate(
     tree: Tree = None,
     seed: int | Sequence[int] | None = None,
     stateless: Sequence[type] = (),
+    *,
+    view: Any = None,
+    stop_below: float | str | Stop | None = None,
 ) -> Callable[..., Any]:
     """Return a decoding function for transformers' `custom_generate`.
 
@@ -65,6 +70,7 @@ def speculate(
         stateless: your own classes of logits processors and stopping criteria that keep no state and read one row only: functions
             of padded ids LongTensor [1, L] and scores float [1, V], for any ids. Requests with them are drafted for. Equivalent to an
             attribute `mmspec_stateless = True` on the class.
+        view, stop_below: as in `mmspec.text.generate`.
 
     Returns:
         A callable for `custom_generate`. It raises ValueError, in one line, for refused settings.
@@ -74,7 +80,7 @@ def speculate(
     """
     if not isinstance(stateless, (list, tuple)) or not all(isinstance(each, type) for each in stateless):
         raise ValueError(f"stateless is {shown(stateless)}: give a list of classes")
-    request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed)
+    request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, seed=seed, view=view, stop_below=stop_below)
     return Speculation(request, tuple(stateless))
 
 
@@ -188,7 +194,7 @@ class DropInCall:
             steps.append(Temperature(0.0))  # an explicit sampling rule without sampling: a point mass
         rule, steps = _warped(self.rule, steps)
         ids = self.ids.to(compat.execution_device(self.model))
-        checks = [form.check for form in steps if isinstance(form, PrefixAllowed)]
+        checks = checks_of(steps)
         ends = ends_of(self.criteria, self.ids, self.asked.stateless, checks)
         proof = require(self.model, self.family, trees=self.asked.request.tree is not None)
         require_reach(proof, ids.shape[1] + ends.most)

@@ -15,11 +15,11 @@ from fastapi import Request
 from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
-from mmspec.serving.model_thread import EngineClosed
 from mmspec.serving.http.errors import GONE, ApiError, invalid_fields
 from mmspec.serving.http.models import ServedModels
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.waiting import answer
+from mmspec.serving.model_thread import EngineClosed
 
 T = TypeVar("T")
 Body = TypeVar("Body", bound=BaseModel)

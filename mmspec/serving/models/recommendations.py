@@ -20,6 +20,7 @@ from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.drafters.model.beams import BeamDrafter, BeamSource
 from mmspec.drafters.none import NoDraft
 from mmspec.models.families.registry import family_of
+from mmspec.models.model_checks import check_prompt_ids
 from mmspec.models.proof.require import require
 from mmspec.recsys.catalogue import SHOWN
 from mmspec.recsys.cost import CostModel
@@ -27,7 +28,7 @@ from mmspec.recsys.filters.item_filter import ItemFilter
 from mmspec.recsys.generation import beams_of, check_paths_fit, refuse_temperature
 from mmspec.recsys.methods import BeamMethod, method_of
 from mmspec.recsys.search import beam_source, beam_target, history_prompts
-from mmspec.run.arguments import check, check_items, check_prompt_ids
+from mmspec.run.arguments import check, check_items
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request, refuse
 from mmspec.serving.models.rows import by_rows, check_one_row, first_control

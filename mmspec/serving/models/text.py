@@ -1,7 +1,7 @@
 """A text model in an engine: what all requests share, and what is read of each."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
+from mmspec.run.drop_in.processors import ProcessorContext, checks_of, with_forms
 from mmspec.run.request import Request
 from mmspec.serving.models.base import PROMPT_COLUMNS, RequestOutput
 from mmspec.serving.models.rows import RowsModel, by_rows, check_greedy, check_one_row, shared_rule
@@ -216,7 +217,9 @@ class TextModel(RowsModel):
         check_greedy(self.rule, options.temperature)
         shared = Request.of(temperature=options.temperature, top_k=options.top_k, top_p=options.top_p)
         fixed = settings(self.model, self.family, prompt.inputs, (ids[None], prompt.mask[:, prompt.mask[0]]), *_lengths(options))
-        formed = shared.distributions(self.rule, (*fixed, *options.processors))
+        forms = with_forms(options.processors, ProcessorContext(ids[None], tuple(end_ids(self.model.generation_config))))
+        options = replace(options, stops=(*options.stops, *checks_of(forms)))
+        formed = shared.distributions(self.rule, (*fixed, *forms))
         reported = formed if options.logprobs is None else ReportingPipeline(formed.steps, options.logprobs)
         return TextWork(own, reported, options, own.keys() == set(_TEXT) or (self._reads_prompts and ENCODED not in own))
 

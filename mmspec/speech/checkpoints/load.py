@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.run.arguments import public_call
 from mmspec.speech.checkpoints.cosyvoice import load_cosyvoice, version_of
 from mmspec.speech.checkpoints.published import EXPECTED, codec_of, published
 from mmspec.speech.checkpoints.qwen3_tts import is_qwen3_tts, load_qwen3_tts
@@ -29,6 +30,7 @@ LAYOUT = ("codec", "block", "pattern", "end", "template", "voices", "places", "s
 NEEDED = ("codec", "pattern", "end")
 
 
+@public_call
 def load_checkpoint(
     name: str | Path,
     layout: Mapping[str, Any] | None = None,
@@ -59,7 +61,7 @@ def load_checkpoint(
     """
     try:
         return _found(str(name), layout, dtype, device, codec)
-    except (OSError, ValueError, KeyError, ImportError, RuntimeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, ImportError, RuntimeError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
 

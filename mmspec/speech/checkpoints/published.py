@@ -50,7 +50,7 @@ def codec_of(name: str, given: Any, family: str, device: torch.device | str) -> 
     place = str(given or (inside if inside.is_dir() else _FAMILIES[family].CODEC))
     try:
         return _loaded(place, family, device)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, RuntimeError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"its codec {place}: {lines[0] if lines else type(error).__name__}") from None
 

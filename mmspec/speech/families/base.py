@@ -16,6 +16,7 @@ from mmspec.models.family import Family
 from mmspec.models.guidance import Guided
 from mmspec.speech.sound.stream import SoundStream
 from mmspec.speech.sound.voice_sample import VoiceSample
+from mmspec.utils.names import shown
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def one_voice_each(voice: Any, texts: Sequence[str], known: Sequence[str], clone
                 raise ValueError("this model takes no recordings as voices: leave the VoiceSample out")
         elif one is not None and one not in known:
             without = "give a VoiceSample, or leave voice out" if clones else "this model takes none, leave voice out"
-            raise ValueError(f"unknown voice {one!r}; " + (f"valid: {', '.join(known)}" if known else without))
+            raise ValueError(f"unknown voice {shown(one)}; " + (f"valid: {', '.join(known)}" if known else without))
     return voices
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mmspec.run.arguments import public_call
 from mmspec.speech.quality.opinion import opinion_network, opinion_score
 from mmspec.speech.quality.voice_encoder import VoiceEncoder
 from mmspec.speech.recognition.transcribe import transcribe
@@ -70,6 +71,7 @@ class SpeechQuality:
     opinions: list[float] = field(default_factory=list, repr=False)
 
 
+@public_call
 def assess_quality(
     waveforms: Sequence[Tensor],
     sample_rate: int,

@@ -13,6 +13,7 @@ from mmspec.core.control import Control
 from mmspec.core.decode import OnStep
 from mmspec.core.rules.base import Accept
 from mmspec.models.model_checks import check_model_ready
+from mmspec.run.arguments import public_call
 from mmspec.run.request import Request
 from mmspec.run.shapes import Tree
 from mmspec.speech.recognition.decoding import RecognitionDecoding
@@ -22,6 +23,7 @@ from mmspec.speech.recognition.transcript import Transcript, Transcription, join
 from mmspec.speech.recognition.voice_activity import speech_parts
 from mmspec.speech.recognition.whisper import transcribe_whisper
 from mmspec.speech.sound.audio import read_sound
+from mmspec.utils.names import wrong
 
 Sound = str | Path | Tensor
 WINDOW = 30
@@ -29,6 +31,7 @@ WINDOW = 30
 TASKS, TIMES = ("transcribe", "translate"), (None, "segment", "word")
 
 
+@public_call
 def transcribe(
     model: Any,
     processor: Any,
@@ -92,6 +95,8 @@ def transcribe(
         FileNotFoundError: for a file that does not exist.
     """
     clock = perf_counter()
+    if not hasattr(model, "config"):
+        raise wrong("model", model, "give a speech recogniser, what AutoModelForSpeechSeq2Seq.from_pretrained returned")
     _check(model, task, timestamps, batch_size)
     check_model_ready(model)
     given = [sounds] if isinstance(sounds, (str, Path, Tensor)) else list(sounds)

@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 
 from mmspec.speech.sound.audio import at_rate, check_sound
+from mmspec.utils.strict import strict
 
 
+@strict
 @dataclass(frozen=True)
 class VoiceSample:
     """A recording whose voice a model imitates, given as `voice` to `mmspec.speech.synthesize`.
@@ -36,6 +38,7 @@ class VoiceSample:
             raise ValueError(f"a voice's rate is {self.rate}: give its samples a second, such as 24000")
 
     @staticmethod
+    @strict
     def read(path: str | Path, text: str | None = None) -> "VoiceSample":
         """Read a sound file.
 

@@ -9,8 +9,10 @@ from transformers.generation import logits_process as known
 from mmspec.core.processors import pipeline as native
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.sequence import NoRepeatNGram, SequenceBias, biases_of
+from mmspec.utils.strict import strict
 
 
+@strict
 @dataclass(frozen=True)
 class StopStrings:
     """Stopping criterion: ends a row once its text contains one of `strings`. The token that completes the string is kept.

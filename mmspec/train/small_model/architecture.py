@@ -168,7 +168,7 @@ def _trained(path: Path, target: Any) -> Any:
     causal_config(path, target)
     try:
         return own_memory(AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)).eval()
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         raise ValueError(f"{path} holds no causal language model: {_first_line(error)}") from None
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from rich.progress import track
 from torch import Tensor
 
 from mmspec.text.generation import generate
@@ -19,6 +18,7 @@ from mmspec.train.parallel import computed_in_shares, join_processes
 from mmspec.train.small_model.interleaved import Interleaved
 from mmspec.train.small_model.loss import SmallModelLoss, TextWindow, hidden_states
 from mmspec.train.states.memory import TrainingMemory, small_model_memory
+from mmspec.utils.screen import track
 
 TEXTS = ("off-policy", "on-policy", "speculative")
 """Whose text a small model is trained on."""

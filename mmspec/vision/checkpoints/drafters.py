@@ -84,7 +84,7 @@ def is_image_drafter(path: str | Path) -> bool:
     folder = Path(path).expanduser()
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
     ours = isinstance(config, dict) and (KEY in config or config.get("model_type") == "llamagen")
     return ours or is_drafter(folder)

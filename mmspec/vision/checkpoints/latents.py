@@ -79,6 +79,6 @@ def _kind(folder: Path) -> Any:
     """Return the model_type in a folder's config; None where there is none."""
     try:
         found = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
     return found.get("model_type") if isinstance(found, dict) else None

@@ -122,7 +122,7 @@ def _checkpoint(where: str, dtype: str, device: torch.device | str, decoder: Cal
         pixels = kind.startswith("ImageGPT")
         reader = hf.AutoImageProcessor if pixels else hf.AutoTokenizer if kind.startswith("Chameleon") and lumina else hf.AutoProcessor
         processor = reader.from_pretrained(where, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, ImportError) as error:
+    except (OSError, ValueError, RecursionError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {where} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
     if kind.startswith("Chameleon"):

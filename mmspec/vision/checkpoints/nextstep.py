@@ -100,7 +100,7 @@ def load_nextstep(
             tokenizer: Any = PreTrainedTokenizerFast.from_pretrained(where)
         else:
             tokenizer = AutoTokenizer.from_pretrained(where, config=config, trust_remote_code=False)  # Qwen's vocabulary and merges
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, RecursionError, KeyError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {where} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
     pictures = LatentDecoder.load(where / "vae") if decoder is None and (where / "vae").is_dir() else None

@@ -52,6 +52,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
+from mmspec.utils.strict import strict
 from mmspec.vision.codes.pjd import PJD
 from mmspec.vision.codes.vvs import Unverified
 from mmspec.vision.codes.zipar import ZipAR
@@ -61,6 +62,7 @@ Rule = Accept | Callable[[ImageModel], Accept]
 """A rule, or how to make one that reads the model's codebook."""
 
 
+@strict
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """How pictures of codes are generated. At most one of `couple`, `shape` and `rows` is given; without them and `assisted` there

@@ -26,6 +26,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Shape
 from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
+from mmspec.utils.names import shown
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.heads import HeadStats
 from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Sampling, tokens_of
@@ -117,7 +118,9 @@ def check_draft_steps(model: ContinuousPictures, method: str, draft_steps: int |
     if draft_steps is None:
         return
     if way_of(method).form != "path" or model.head == "mixture" or (model.head == "masked" and method != "chain"):
-        raise ValueError(f"draft_steps is {draft_steps!r}, but method {method!r} runs its head once a step: leave it out, or take chain")
+        raise ValueError(
+            f"draft_steps is {shown(draft_steps)}, but method {method!r} runs its head once a step: leave it out, or take chain"
+        )
     chain_control(draft_steps, 1)
 
 

@@ -29,11 +29,13 @@ from mmspec.models.families.base import additive_mask
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
+from mmspec.utils.strict import strict
 from mmspec.vision.continuous.ar import scheduler
 from mmspec.vision.continuous.flow_schedule import FlowSchedule
 from mmspec.vision.continuous.heads import counted_head
 
 
+@strict
 @dataclass(frozen=True)
 class Sampling:
     """Sampling settings of a diffusion head. None takes the value of the model's config.

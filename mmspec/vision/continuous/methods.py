@@ -30,6 +30,7 @@ from mmspec.core.rules.steps import BlockSteps, Stepwise
 from mmspec.core.rules.token import Token
 from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement, sampled
 from mmspec.utils.names import unknown
+from mmspec.utils.strict import strict
 from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.flow_schedule import FlowSchedule
 from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling
@@ -76,6 +77,7 @@ CONTINUOUS_METHODS: dict[str, ContinuousMethod] = {
 }
 
 
+@strict
 class ContinuousPictures:
     """A model of continuous tokens, with its classes and its picture decoder.
 

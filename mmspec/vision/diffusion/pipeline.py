@@ -27,6 +27,7 @@ from mmspec.drafters.jacobi.frozen import FrozenTarget
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement
+from mmspec.run.arguments import public_call
 from mmspec.run.draft_length import control_of
 from mmspec.utils.names import unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
@@ -78,6 +79,7 @@ class Denoised(Result):
         return DDPMPipeline.numpy_to_pil(pixels)
 
 
+@public_call
 def denoise(
     pipeline: Any,
     count: int = 1,

@@ -2,10 +2,12 @@
 
 from typing import Any
 
+from mmspec.run.arguments import public_call
 from mmspec.vision.drop_in.janus import CLASS, JanusGenerate
 from mmspec.vision.drop_in.speculate import speculate
 
 
+@public_call
 def accelerate(model: Any, **options: Any) -> Any:
     """Decode the autoregressive stage of a `GlmImagePipeline`, or the pictures of a Janus model, speculatively.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from mmspec.core.control import Control
 from mmspec.core.decode import each
 from mmspec.core.stats import Stats
+from mmspec.run.arguments import public_call
 from mmspec.utils.files import whole_folder
 from mmspec.vision.checkpoints.load import load_image_checkpoint
 from mmspec.vision.checkpoints.save import save_image_checkpoint
@@ -54,12 +55,14 @@ class ImagePipeline:
         guidance_scale: the scale of calls that give none.
     """
 
+    @public_call
     def __init__(self, model: Any, guidance_scale: float | None = None):
         self.model: ImageModel = image_model(model)
         self.guidance_scale = guidance_scale
         self._bar: dict[str, Any] = {}
 
     @classmethod
+    @public_call
     def from_pretrained(
         cls,
         path: str | Path,
@@ -91,6 +94,7 @@ class ImagePipeline:
         kind = str(torch_dtype).removeprefix("torch.")
         return cls(load_image_checkpoint(path, dtype=kind, device=device, decoder=decoder, captions=captions, size=size))
 
+    @public_call
     def save_pretrained(self, folder: str | Path) -> None:
         """Write the pipeline to a folder that `from_pretrained` reads; the folder is replaced as a whole.
 
@@ -113,6 +117,7 @@ class ImagePipeline:
         """The network's dtype."""
         return self.model.model.dtype
 
+    @public_call
     def to(self, device: torch.device | str) -> "ImagePipeline":
         """Move the network, its drafter, its text encoder and its decoder.
 
@@ -132,6 +137,7 @@ class ImagePipeline:
                 part.to(device)
         return self
 
+    @public_call
     def set_progress_bar_config(self, *, disable: bool = False, description: str = "codes") -> None:
         """Set how progress is shown.
 
@@ -141,6 +147,7 @@ class ImagePipeline:
         """
         self._bar = {"disable": disable, "description": description}
 
+    @public_call
     def __call__(
         self,
         prompt: Any = None,
@@ -158,9 +165,9 @@ class ImagePipeline:
         callback_on_step_end_tensor_inputs: Sequence[str] = (),
         method: str | Method | None = None,
         window: int | str | Control | None = None,
-        temperature: float = 1.0,
-        top_k: int | None = None,
-        top_p: float | None = None,
+        temperature: float | Sequence[float] = 1.0,
+        top_k: int | Sequence[int] | None = None,
+        top_p: float | Sequence[float] | None = None,
         drift_budget: float | None = None,
     ) -> PipelineOutput | tuple[Any]:
         """Generate images.

@@ -9,6 +9,8 @@ from PIL import Image
 
 from mmspec.core.decode import OnStep
 from mmspec.core.records import Step
+from mmspec.utils.names import wrong
+from mmspec.utils.strict import fits
 from mmspec.vision.families.prompts import ImagePrompt
 from mmspec.vision.generation import Pictures
 
@@ -23,6 +25,8 @@ def prompts_with_images(prompt: Any, image: Any) -> list[Any]:
     prompts = list(prompt) if isinstance(prompt, Sequence) and not isinstance(prompt, str) else [prompt]
     if image is None:
         return prompts
+    if not fits(image, Image.Image | Sequence[Image.Image | Sequence[Image.Image]]):
+        raise wrong("image", image, "give a PIL image, a list for one prompt, or one list a prompt")
     if isinstance(image, Image.Image):
         images = [[image]] * len(prompts)
     elif image and isinstance(image[0], Image.Image):
@@ -79,10 +83,12 @@ class CodesProgress:
     """
 
     def __init__(self, total: int, disable: bool = False, description: str = "codes"):
-        from rich.console import Console
         from rich.progress import Progress
 
-        self.bar = Progress(console=Console(stderr=True), disable=disable, transient=True)
+        from mmspec.utils.screen import console, text_column
+
+        columns = (text_column(), *Progress.get_default_columns()[1:])
+        self.bar = Progress(*columns, console=console(stderr=True), disable=disable, transient=True)
         self.task = self.bar.add_task(description, total=total)
 
     def __enter__(self) -> Callable[[Step], None]:

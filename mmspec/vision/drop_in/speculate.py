@@ -23,6 +23,7 @@ from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.models import compat
 from mmspec.models.model_checks import check_model_ready
+from mmspec.run.arguments import public_call
 from mmspec.run.drop_in.arguments import cache_reason, own_inputs, refuse
 from mmspec.run.drop_in.plain_decoding import decode_plainly, pad_of, request_noise, returned
 from mmspec.run.drop_in.processors import PrefixAllowed, ProcessorContext, form_of
@@ -32,6 +33,7 @@ from mmspec.vision.drop_in.glm_image import READ, GlmImageTokens, grids_of
 from mmspec.vision.drop_in.windows import WindowDecoding
 
 
+@public_call
 def speculate(
     *,
     method: str | Method = "jacobi",

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.core.processors.raster import Raster
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
+from mmspec.utils.names import shown
 from mmspec.vision.families.prompts import ImagePrompt, Prompt, PromptRows
 
 Size = int | tuple[int, int]
@@ -205,14 +206,14 @@ class ImageModel(ABC):
 def texts_of(prompts: Any, images: bool = False) -> list[Any]:
     """Return prompts that must be texts, or with `images` texts and `ImagePrompt`s. ValueError names the first invalid one."""
     if isinstance(prompts, str):
-        raise ValueError(f"prompts is the one text {prompts!r}: give a list of captions, one a picture")
+        raise ValueError(f"prompts is the one text {shown(prompts)}: give a list of captions, one a picture")
     for prompt in prompts:
         if isinstance(prompt, ImagePrompt) and images and isinstance(prompt.text, str) and prompt.text.strip():
             continue
         if isinstance(prompt, ImagePrompt) and not images:
             raise ValueError("a prompt is an ImagePrompt: this model takes texts only, without images")
         if not isinstance(prompt, str) or not prompt.strip():
-            found = f"prompt {prompt!r:.60}" if isinstance(prompt, str | int | float) else f"a prompt, a {type(prompt).__name__},"
+            found = f"prompt {shown(prompt)}" if isinstance(prompt, str | int | float) else f"a prompt, a {type(prompt).__name__},"
             raise ValueError(f"{found} is not a text: give a caption")
     return list(prompts)
 
@@ -225,7 +226,7 @@ def class_of(prompt: Any, labels: Sequence[str], classes: int) -> int:
     number = int(prompt) if isinstance(prompt, int) or (isinstance(prompt, str) and prompt.strip().isdigit()) else -1
     if not 0 <= number < classes:
         names = f", or one of: {', '.join(labels)}" if labels else ""
-        raise ValueError(f"unknown class {prompt!r}: give a number from 0 to {classes - 1}{names}")
+        raise ValueError(f"unknown class {shown(prompt)}: give a number from 0 to {classes - 1}{names}")
     return number
 
 

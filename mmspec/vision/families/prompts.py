@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.core.rows.changes import RowState, join_tensors, rows_of
+from mmspec.utils.strict import strict
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,7 @@ class PromptRows(RowState):
         self.prompt = prompt
 
 
+@strict
 @dataclass(frozen=True)
 class ImagePrompt:
     """A text with images, for models that make an image from images (GLM-Image).
