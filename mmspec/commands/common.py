@@ -249,6 +249,19 @@ def note(message: str) -> None:
     Console(stderr=True, highlight=False).print(message, soft_wrap=True)
 
 
+def note_cut(reasons: Sequence[str | None], what: str, limit: str) -> None:
+    """Print a line to stderr if outputs were cut at their limit.
+
+    Args:
+        reasons: the finish reason of each output.
+        what: what an output is, in the singular.
+        limit: what they were cut at.
+    """
+    cut = sum(reason == "length" for reason in reasons)
+    if cut:
+        note(f"{cut} of {len(reasons)} {what}s cut at {limit}" if len(reasons) > 1 else f"the {what} was cut at {limit}")
+
+
 def console(as_json: bool) -> Console:
     """Return the console for tables: stdout, or stderr if stdout is reserved for JSON."""
     return Console(stderr=as_json, highlight=False)

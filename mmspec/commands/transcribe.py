@@ -205,6 +205,7 @@ def _run(given: dict[str, Any], files: list[Path], targets: dict[Path, Path], se
     for path, each in zip(files, rows, strict=True):
         if not targets:
             print((f"{path}\n" if len(files) > 1 and given["text_format"] == "text" else "") + each.formatted(given["text_format"]), end="")
+    common.note_cut([each.finish_reason for each in rows], "transcript", "the most tokens of a window")
     common.note(f"{summary(stats)}; {factor:.2f} seconds of work per second of sound")
 
 

@@ -22,7 +22,7 @@ from mmspec.speech.checkpoints.published import EXPECTED, codec_of, published
 from mmspec.speech.checkpoints.qwen3_tts import is_qwen3_tts, load_qwen3_tts
 from mmspec.speech.codecs.transformers import BLOCK, HFCodec
 from mmspec.speech.families import ADAPTERS, REFUSED, speech_model
-from mmspec.speech.families.base import SpeechModel
+from mmspec.speech.families.base import DRAWS, SpeechModel, sampling_of
 from mmspec.speech.families.codec_lm import CodecLM
 
 LAYOUT = ("codec", "block", "pattern", "end", "template", "voices", "places", "skip", "codes", "longest", "least")
@@ -88,7 +88,9 @@ def _found(name: str, layout: Mapping[str, Any] | None, dtype: str, device: torc
         return make(model, tokenizer, codec_of(name, codec, make.__name__, device))
     place = Path(name) / told.pop("codec")
     sound = loaded(hf.AutoModel, place if place.exists() else str(place.relative_to(name)), extras=True, trust_remote_code=False)
-    return CodecLM.of(model, tokenizer, HFCodec(sound.to(device), told.pop("block", BLOCK)), **told)
+    own = model.generation_config
+    drawn = sampling_of(own, (*DRAWS, "repetition_penalty")) if own.do_sample else None
+    return CodecLM.of(model, tokenizer, HFCodec(sound.to(device), told.pop("block", BLOCK)), sampling=drawn, **told)
 
 
 def _layout(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
