@@ -6,6 +6,7 @@ from typing import Any
 from mmspec.drafters.views.base import own_encoder, own_opening, view_of
 from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
+from mmspec.models.checkpoint_loading import READER, contents_of
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, DrafterSection, TargetSection
@@ -31,7 +32,8 @@ def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dty
     pair = load_pair(Config(target=target, drafter=DrafterSection(kind="none")))
     check_recogniser(pair.target)
     if pair.target.config.model_type in PROMPTED:  # loaded with a tokenizer, for texts
-        pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
+        with contents_of(READER):
+            pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
     if kind == "none":
         return pair
     config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path))

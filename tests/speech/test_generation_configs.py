@@ -23,12 +23,14 @@ from tests.speech import (
     small_csm,
     small_delay,
     small_higgs,
-    small_models,
     small_pocket,
     small_published,
     small_qwen3_tts,
     small_vibevoice,
 )
+from tests.speech.small_codecs import dac
+from tests.speech.test_checkpoints import LAYOUT
+from tests.speech.test_codec_lm import llasa
 
 LLAMA = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "transformers_version": "4.45.0"}
 MUSICGEN = {"do_sample": True, "guidance_scale": 3.0, "max_length": 1500, "transformers_version": "4.31.0"}
@@ -66,7 +68,12 @@ def _bark(place: Path, told: dict[str, Any]) -> SpeechModel:
 
 
 def _layout(place: Path, told: dict[str, Any]) -> SpeechModel:
-    return _with(small_models.folder(place), told)
+    speaker = llasa()
+    speaker.model.save_pretrained(place)
+    speaker.letters.tokenizer.save_pretrained(place)
+    dac(n_codebooks=1).save_pretrained(place / "codec")
+    (place / "speech.json").write_text(json.dumps(LAYOUT | {"block": 3}), encoding="utf-8")
+    return _with(place, told)
 
 
 # The settings are those of the checkpoints named; ids and lengths are those of the small models.
