@@ -4,7 +4,6 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +32,7 @@ def contents_of(files: str) -> Iterator[None]:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         said = re.sub(r"^\w+Error: ", "", lines[-1]) if lines else "a value is of the wrong type"
         said = f"it has no, or an unknown, {said}" if isinstance(error, KeyError) else said
-        raise ValueError(f"{files} cannot be used as transformers {version('transformers')} reads them: {said}") from None
+        raise ValueError(f"{files} cannot be used: {said}") from None
 
 
 def json_object(path: Path) -> dict[str, Any]:

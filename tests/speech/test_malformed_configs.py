@@ -66,17 +66,14 @@ def test_a_text_model_is_refused_so_too(tmp_path):
     place = small_published.orpheus_folder(tmp_path)
     text = (place / "config.json").read_text(encoding="utf-8")
     (place / "config.json").write_text(changed(text, ("hidden_size",), "hot"), encoding="utf-8")
-    with pytest.raises(
-        ValueError, match=r"cannot be loaded: its config\.json cannot be used as transformers [0-9.]+ reads them: .*hidden_size"
-    ):
+    with pytest.raises(ValueError, match=r"cannot be loaded: its config\.json cannot be used: .*hidden_size"):
         load_pair(Config(target=TargetSection(path=str(place))))
 
 
-def test_errors_of_our_own_code_are_not_blamed_on_files():
-    """Only what a call of transformers raises is."""
-    with pytest.raises(ValueError, match="its config.json cannot be used .*: it has no, or an unknown, 'a'"), contents_of(CONFIG):
+def test_what_transformers_stumbles_over_is_told():
+    with pytest.raises(ValueError, match=r"its config\.json cannot be used: it has no, or an unknown, 'a'$"), contents_of(CONFIG):
         raise KeyError("a")
-    with pytest.raises(ValueError, match="tokenizer's or processor's files cannot be used .*: wrong"), contents_of(READER):
+    with pytest.raises(ValueError, match=r"tokenizer's or processor's files cannot be used: wrong$"), contents_of(READER):
         raise TypeError("first\nTypeError: wrong")
     with pytest.raises(OSError, match="disk"), contents_of(CONFIG):
         raise OSError("disk")
