@@ -43,19 +43,23 @@ OLD: dict[str, Any] = {  # what files of releases before 5 spell out
 
 
 def _again(model: Any, place: Path, told: dict[str, Any]) -> Any:
-    """The model as it loads from a folder whose generation config has the published settings beside its own ids."""
+    """The model as it loads from a folder with a generation config as it is published."""
     model.save_pretrained(place)
-    path = place / "generation_config.json"
-    own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    path.write_text(json.dumps(own | told), encoding="utf-8")
+    _publish(place, told)
     return type(model).from_pretrained(place)
 
 
-def _with(place: Path, told: dict[str, Any]) -> SpeechModel:
-    """The speech model of a folder, whose generation config has the published settings beside its own ids."""
+def _publish(place: Path, told: dict[str, Any]) -> None:
+    """Put published settings beside the ids of the folder's own generation config, which no longer says that a config made it."""
     path = place / "generation_config.json"
     own = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    own = {name: value for name, value in own.items() if not name.endswith("_from_model_config")}
     path.write_text(json.dumps(own | told), encoding="utf-8")
+
+
+def _with(place: Path, told: dict[str, Any]) -> SpeechModel:
+    """The speech model of a folder with a generation config as it is published."""
+    _publish(place, told)
     return load_checkpoint(str(place))
 
 
@@ -191,7 +195,7 @@ def _families() -> dict[str, tuple[Any, Callable[[Any], SpeechModel]]]:
 INERT = {"vibevoice": {"temperature", "top_k", "top_p", "min_p", "do_sample"}}
 """Settings that a class does not read itself."""
 OTHER: dict[str, Any] = {  # values that change steps
-    **{"do_sample": True, "temperature": 0.5, "top_k": 3, "top_p": 0.5, "min_p": 0.3, "top_h": 0.5, "typical_p": 0.5},
+    **{"do_sample": True, "temperature": 1.7, "top_k": 3, "top_p": 0.5, "min_p": 0.3, "top_h": 0.5, "typical_p": 0.5},
     **{"epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "repetition_penalty": 1.3, "encoder_repetition_penalty": 1.3, "num_beams": 2},
     **{"guidance_scale": 2.0, "no_repeat_ngram_size": 2, "encoder_no_repeat_ngram_size": 2, "bad_words_ids": [[3]]},
     **{"forced_bos_token_id": 2, "forced_eos_token_id": 2, "exponential_decay_length_penalty": (3, 1.1), "suppress_tokens": [3]},

@@ -208,8 +208,11 @@ def sampling_of(config: Any, honoured: Collection[str] = DRAWS) -> SpeechSamplin
     scale, penalty, least = (found.pop(name, None) for name in ("guidance_scale", "repetition_penalty", "min_p"))
     if not found.pop("do_sample", False):
         found, least = {"temperature": 0.0}, None
+    numbers = found | {"min_p": least, "repetition_penalty": penalty}
+    if lists := [name for name, value in numbers.items() if isinstance(value, list | tuple)]:
+        raise ValueError(f"generation_config.{lists[0]} is {numbers[lists[0]]!r}: give one number")
     try:
-        pipeline(**found, min_p=least, repetition_penalty=penalty)
+        pipeline(**numbers)
     except ValueError as error:
         raise ValueError(f"generation_config.{error}") from None
     if scale is not None and not (isinstance(scale, (int, float)) and 0 <= scale < inf):
