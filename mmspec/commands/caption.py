@@ -138,6 +138,7 @@ def _one(config: "Config", given: dict[str, Any], files: list[str], question: st
         common.emit(_as_json(given, pair, files, request.prompt, found, plain))
     elif plain is None:
         common.note(summary(found.stats))
+        common.note_cut(found.finish_reasons, "answer", f"--max-new-tokens {config.run.max_new_tokens}")
     else:
         _beside(pair, found, plain)
 
@@ -157,7 +158,15 @@ def _as_json(given: dict[str, Any], pair: Any, files: list[str], prompt: str, fo
     about = {"model": pair.name, "drafter": pair.drafter_name, "view": given["view"], "settings": asdict(pair.config)}
     clips = [name for name in files if is_clip(name)]
     seen = {"pictures": [name for name in files if name not in clips]} | ({"clips": clips} if clips else {})
-    answer = {**seen, "prompt": prompt, "answer": pair.decode(ids), "tokens": ids, **about, "stats": found.stats.to_dict()}
+    answer = {
+        **seen,
+        "prompt": prompt,
+        "answer": pair.decode(ids),
+        "tokens": ids,
+        "finish_reason": found.finish_reasons[0],
+        **about,
+        "stats": found.stats.to_dict(),
+    }
     if plain is not None:
         answer["compare"] = {"answer": pair.decode(_ids(plain)), "same": _ids(plain) == ids, "stats": plain.stats.to_dict()}
     return answer

@@ -262,6 +262,19 @@ def note(message: str) -> None:
     console(stderr=True).print(message, soft_wrap=True)
 
 
+def note_cut(reasons: Sequence[str | None], what: str, limit: str) -> None:
+    """Print a line to stderr if outputs were cut at their limit.
+
+    Args:
+        reasons: the finish reason of each output.
+        what: what an output is, in the singular.
+        limit: what they were cut at.
+    """
+    cut = sum(reason == "length" for reason in reasons)
+    if cut:
+        note(f"{cut} of {len(reasons)} {what}s cut at {limit}" if len(reasons) > 1 else f"the {what} was cut at {limit}")
+
+
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Any]:
     """Show a progress bar on stderr if that is a terminal. Call the yielded function with the amount done."""

@@ -213,6 +213,7 @@ def _figures(out: Any, row: int) -> dict[str, Any]:
         "underruns": out.underruns[row],
         "tokens": out.tokens[row, : out.lengths[row]].tolist(),
         "work": out.seconds / len(out.waveforms),
+        "finish_reason": out.finish_reasons[row],
     }
 
 
@@ -236,7 +237,14 @@ def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats:
         table.add_row(row["out"], row["voice"] or "", text, f"{row['seconds']:.2f}", *times)
     show = common.console(False)
     show.print(table)
+    if loaded.model.ends:  # a model of music has no end of its own
+        common.note_cut([row["finish_reason"] for row in rows], "sound", _longest(given))
     show.print(f"{summary(stats)}; real-time factor {factor:.2f}", soft_wrap=True)
+
+
+def _longest(given: dict[str, Any]) -> str:
+    """Return what sound is cut at."""
+    return "the longest duration of the model" if given["max_seconds"] is None else f"--max-seconds {given['max_seconds']:g}"
 
 
 # --- a file of texts ------------------------------------------------------------------------------------------------------
@@ -262,4 +270,6 @@ def _job(given: dict[str, Any]) -> None:
         common.emit({**found, "out": given["out"], "real_time_factor": factor, "tokens_per_call": calls})
     else:
         sound = f"{counted['sound']:.1f} s of sound, {calls:.2f} tokens per call, real-time factor {factor:.2f}"
+        cut = int(counted.get("cut", 0))
+        common.note_cut(["length"] * cut + ["stop"] * (report.outputs - cut), "sound", _longest(given))
         common.console(False).print(f"{report}; {sound}", soft_wrap=True)

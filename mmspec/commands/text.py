@@ -94,9 +94,19 @@ def _one(config: "Config", given: dict[str, Any]) -> None:
             out = pair.generate(inputs, stops=stops, on_step=flow)
     ids = out.sequences[0, : out.lengths[0]].tolist()
     if as_json:
-        common.emit({"prompt": prompt, "text": pair.decode(ids), "tokens": ids, **_about(pair), "stats": out.stats.to_dict()})
+        common.emit(
+            {
+                "prompt": prompt,
+                "text": pair.decode(ids),
+                "tokens": ids,
+                "finish_reason": out.finish_reasons[0],
+                **_about(pair),
+                "stats": out.stats.to_dict(),
+            }
+        )
     else:
         common.note(summary(out.stats))
+        common.note_cut(out.finish_reasons, "text", f"--max-new-tokens {config.run.max_new_tokens}")
 
 
 def _many(config: "Config", given: dict[str, Any]) -> None:
@@ -115,6 +125,7 @@ def _many(config: "Config", given: dict[str, Any]) -> None:
         from mmspec.bench.report.stream import summary
 
         common.note(f"{len(rows)} prompts; {summary(stats)}")
+        common.note_cut([row["finish_reason"] for row in rows], "text", f"--max-new-tokens {config.run.max_new_tokens}")
 
 
 def _run(

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
@@ -73,7 +72,7 @@ def transcribe(
     if as_json and text_format != "text":
         raise ValueError("--json and --format were both given: --json has texts, times and figures")
     if skipped:
-        common.note(escape(f"skipped, not sound by its ending: {len(skipped)} ({named(skipped)})"))
+        common.note(f"skipped, not sound by its ending: {len(skipped)} ({named(skipped)})")
     if out is None:
         _run(given, found, {}, {}, skipped)
         return
@@ -252,7 +251,8 @@ def _run(
             named_first = len(files) > 1 and given["text_format"] == "text"
             print((f"{path}\n" if named_first else "") + each.formatted(given["text_format"]), end="")
     for reject in told:
-        common.note(escape(f"rejected: {reject['file']}: {reject['reason']}"))
+        common.note(f"rejected: {reject['file']}: {reject['reason']}")
+    common.note_cut([each.finish_reason for each in rows], "transcript", "the most tokens of a window")
     counts = f"{len(rows)} recordings done, {len(told)} rejected, {len(skipped)} other files skipped; " if told or skipped else ""
     common.note(f"{counts}{summary(stats)}; {factor:.2f} seconds of work per second of sound")
 

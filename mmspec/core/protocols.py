@@ -114,6 +114,11 @@ class StoppingCriteria(Protocol):
         ...
 
     @property
+    def finish_reasons(self) -> Sequence[str | None]:
+        """Why each row ended, of `core.stopping.FINISH_REASONS`; None while it has not."""
+        ...
+
+    @property
     def open(self) -> bool:
         """True while any row can still generate."""
         ...

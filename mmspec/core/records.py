@@ -218,6 +218,7 @@ class Committed:
     drafter_healthy: list[bool] | None = None  # the drafter's logits held no NaN or +inf, as far as the draft records it
     found: list[Any] | None = None  # per row that has ended, what it found beside its values, on the device; None for others
     places: list[list[int]] | None = None  # per row, which draft tokens were accepted, from 0; None for chains
+    finish_reasons: list[str | None] | None = None  # per row, why it ended; None for rows that have not, and in rounds that end none
 
 
 @dataclass(frozen=True, slots=True)

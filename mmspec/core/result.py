@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.core.protocols import StoppingCriteria
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import STOP
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,18 @@ class Result:
             [B, height, width], beams [B, K, L], or vectors, float [B, S, d].
         lengths: LongTensor [B], number of generated entries of each row of `tokens`; the rest is padding.
         stats: counts and seconds, over all rows.
+        finish_reasons: why each row ended: "stop" at its end, or complete; "length" where it was cut at the longest length that the call,
+            or the model, allows. None for a row that still runs.
     """
 
     tokens: Tensor = field(repr=False)
     lengths: Tensor
     stats: Stats
+    finish_reasons: Sequence[str | None] = field(default=(), kw_only=True)
+
+    def __post_init__(self):
+        if not self.finish_reasons:
+            object.__setattr__(self, "finish_reasons", (STOP,) * len(self.lengths))
 
 
 @dataclass(frozen=True)
@@ -66,7 +74,7 @@ def committed(stopping: StoppingCriteria, stats: Stats, device: torch.device, pa
     lengths = torch.tensor([len(values) for values in stopping.outputs], device=device)
     rows = [_joined(values, device) for values in stopping.outputs]
     tokens = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=pad)
-    return Generation(tokens, lengths, stats)
+    return Generation(tokens, lengths, stats, finish_reasons=tuple(stopping.finish_reasons))
 
 
 def _joined(values: Sequence[Any], device: torch.device) -> Tensor:

@@ -12,6 +12,8 @@ from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import rows_of
 from mmspec.utils.devices import to_device
 
+FINISH_REASONS = (STOP, LENGTH) = ("stop", "length")
+"""Why a row ended: at its end, or complete; or because it reached the longest length that the call allows."""
 Stop = Callable[[int, list[Any]], bool]
 """(row, values the row has committed so far) -> True if the row ends here."""
 EndTest = Callable[[Tensor], Tensor]
@@ -29,19 +31,34 @@ class DefaultStopping:
         ends: end-of-sequence ids, or an `EndTest` for values that are not single ids.
         stops: functions of (row, values committed so far) that return True where the row should end; called after every value.
         device: device of the generation.
+        full: the finish reason of rows that reach `most`, the last of `FINISH_REASONS`; the first for outputs of a fixed size.
+        forced: an end value at `most` was forced by a processor, and is no reason to end.
+
+    Attributes:
+        finish_reasons: why each row ended, of `FINISH_REASONS`; None while it has not.
 
     Raises:
         ValueError: if `most` is below 1.
     """
 
     def __init__(
-        self, rows: int, most: int, ends: Sequence[int] | EndTest = (), stops: Sequence[Stop] = (), device: torch.device | str = "cpu"
+        self,
+        rows: int,
+        most: int,
+        ends: Sequence[int] | EndTest = (),
+        stops: Sequence[Stop] = (),
+        device: torch.device | str = "cpu",
+        *,
+        full: str = LENGTH,
+        forced: bool = False,
     ):
         if most < 1:
             raise ValueError(f"max_new_tokens is {most}: ask for at least 1")
         self.left = torch.full((rows,), most, device=device)
         self.remaining = [most] * rows
         self.outputs: list[list[Any]] = [[] for _ in range(rows)]
+        self.finish_reasons: list[str | None] = [None] * rows
+        self.full, self.forced = full, forced
         self.ends = ends if callable(ends) else _one_of(torch.tensor(list(ends), dtype=torch.long, device=device))
         self.stops: list[tuple[int, tuple[Stop, ...]]] = [(row, tuple(stops)) for row in range(rows)]  # by row: its number for stops
 
@@ -54,13 +71,13 @@ class DefaultStopping:
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.left = rows_of(self.left, rows)
-        for name in ("remaining", "outputs", "stops"):
+        for name in ("remaining", "outputs", "stops", "finish_reasons"):
             setattr(self, name, [getattr(self, name)[row] for row in rows])
 
     def join_rows(self, other: "DefaultStopping") -> None:
         """Append the rows of another one with the same end values; see `core.rows.changes`. Stops get their rows' former numbers."""
         self.left = torch.cat([self.left, other.left])
-        for name in ("remaining", "outputs", "stops"):
+        for name in ("remaining", "outputs", "stops", "finish_reasons"):
             setattr(self, name, [*getattr(self, name), *getattr(other, name)])
 
     def budget(self, length: int) -> Budget:
@@ -76,8 +93,7 @@ class DefaultStopping:
         for row, values in enumerate(committed.values):
             self.outputs[row] += values
             self.remaining[row] -= len(values)
-        self._close(committed)
-        return verdict, committed
+        return verdict, self._close(committed)
 
     def _cut(self, verdict: Verdict) -> Verdict:
         """Cut at end values inside the accepted run, on the device."""
@@ -123,6 +139,7 @@ class DefaultStopping:
             stopped.append(halts)
             if halts:
                 self.remaining[row] = length  # `commit` takes these off again
+                self.finish_reasons[row] = STOP
         accepted = [min(now, len(kept)) for now, kept in zip(committed.accepted, values, strict=True)]
         judged = [seen - was + now for seen, was, now in zip(committed.judged, committed.accepted, accepted, strict=True)]
         ended = [before or now for before, now in zip(committed.ended, stopped, strict=True)]
@@ -135,11 +152,25 @@ class DefaultStopping:
         places = committed.places and [found[:now] for found, now in zip(committed.places, accepted, strict=True)]
         return verdict, replace(committed, values=values, accepted=accepted, judged=judged, ended=ended, places=places)
 
-    def _close(self, committed: Committed) -> None:
-        """Set the remaining budget of ended rows to 0 on the host."""
+    def _close(self, committed: Committed) -> Committed:
+        """Set the remaining budget of ended rows to 0 on the host, and say why they ended."""
+        if not any(committed.ended):
+            return committed
         for row, ended in enumerate(committed.ended):
+            if ended and self.finish_reasons[row] is None:
+                whole = self.remaining[row] <= 0 and not self._at_end(row)
+                self.finish_reasons[row] = self.full if whole else STOP
             if ended:
                 self.remaining[row] = 0
+        return replace(committed, finish_reasons=list(self.finish_reasons))
+
+    def _at_end(self, row: int) -> bool:
+        """True if the last value of a row that is as long as it may be is one that ends rows."""
+        if self.ends is None or self.forced or not self.outputs[row]:
+            return False
+        last = self.outputs[row][-1]
+        values = last[None, None] if isinstance(last, Tensor) else torch.tensor([[last]], device=self.left.device)
+        return bool(self.ends(values).any())
 
 
 def check_health(stopping: StoppingCriteria, committed: Committed) -> None:

@@ -26,6 +26,8 @@ from mmspec.utils.weights import is_file
 _PREFIX = "image: "  # what a caption is introduced by
 Asking = tuple[dict[str, Any], VisionPrompt]
 """What is told of a record, and what is asked of the target."""
+Answer = tuple[list[int], str | None]
+"""The ids of an answer, and why it ended."""
 
 
 def load_seeing(config: Config, chat: bool | None = None, views: str | None = None, captions: Sequence[str] = ()) -> Pair:
@@ -140,7 +142,8 @@ def source_of(inputs: Sequence[str]) -> tuple[Any, Path]:
 
 @dataclass(frozen=True)
 class CaptionRecord:
-    """Worker that answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer" and "tokens".
+    """Worker that answers a record's "prompt", or else `prompt`, about its "file" or "files"; adds "answer", "tokens"
+    and "finish_reason".
 
     Record i draws with seed + i, so under an exact rule its output does not depend on its batch. In batches that begin and end together,
     requests with pictures, with clips and with both are decoded separately, because processors pad clips to one length or refuse to mix
@@ -181,14 +184,18 @@ class CaptionRecord:
         model = None if self.rows is None or not self.continuous else self._model
         found = self._together(batch) if model is None else self._joining(model, batch)
         for index, (record, _) in batch:
-            ids = found[index]
-            yield ids if isinstance(ids, Reject) else record | {"answer": self.pair.decode(ids), "tokens": ids}
+            answer = found[index]
+            if isinstance(answer, Reject):
+                yield answer
+            else:
+                ids, reason = answer
+                yield record | {"answer": self.pair.decode(ids), "tokens": ids, "finish_reason": reason}
 
     @cached_property
     def _model(self) -> TextModel | None:
         return joinable_model(self.pair)
 
-    def _together(self, batch: Sequence[tuple[int, Asking]]) -> dict[int, list[int] | Reject]:
+    def _together(self, batch: Sequence[tuple[int, Asking]]) -> dict[int, Answer | Reject]:
         """The answers by index, from batches that begin and end together."""
         size, found = self.rows or max(1, len(batch)), {}
         for part in (batch[first : first + size] for first in range(0, len(batch), size)):
@@ -196,12 +203,12 @@ class CaptionRecord:
                 found |= self._found(rows)
         return found
 
-    def _joining(self, model: TextModel, batch: Sequence[tuple[int, Asking]]) -> dict[int, list[int] | Reject]:
+    def _joining(self, model: TextModel, batch: Sequence[tuple[int, Asking]]) -> dict[int, Answer | Reject]:
         """The answers by index, from one generation that requests join and leave."""
         run = self.pair.config.run
         settings = (run.temperature, run.top_k, run.top_p, run.repetition_penalty)
         self.stats.exactness = model.rule.exactness
-        found: dict[int, list[int] | Reject] = {}
+        found: dict[int, Answer | Reject] = {}
         begun: list[int] = []
 
         def works() -> Iterator[TextWork]:
@@ -215,7 +222,7 @@ class CaptionRecord:
                 yield model.read(inputs, TextOptions(run.max_new_tokens, run.seed + index, *settings))
 
         for number, out in enumerate(continued(model, works(), self.rows or 1, self.stats.add)):
-            found[begun[number]] = out.tokens[0].tolist()
+            found[begun[number]] = out.tokens[0].tolist(), out.finish_reasons[0]
         return found
 
     def _groups(self, batch: Sequence[tuple[int, Asking]]) -> Iterator[list[tuple[int, VisionPrompt]]]:
@@ -226,7 +233,7 @@ class CaptionRecord:
             groups.setdefault((bool(request.pictures), lengths), []).append((index, request))
         yield from groups.values()
 
-    def _found(self, rows: Sequence[tuple[int, VisionPrompt]]) -> dict[int, list[int] | Reject]:
+    def _found(self, rows: Sequence[tuple[int, VisionPrompt]]) -> dict[int, Answer | Reject]:
         """The answers of `rows` by index. If they cannot be processed together, each half is tried, down to single requests to reject."""
         try:
             inputs = self._looked([request for _, request in rows])
@@ -236,12 +243,13 @@ class CaptionRecord:
             half = len(rows) // 2
             return self._found(rows[:half]) | self._found(rows[half:])
         answers = self._answers(inputs, [self.pair.config.run.seed + index for index, _ in rows])
-        return {index: ids for (index, _), ids in zip(rows, answers, strict=True)}
+        return {index: answer for (index, _), answer in zip(rows, answers, strict=True)}
 
-    def _answers(self, inputs: dict[str, Any], seeds: list[int]) -> list[list[int]]:
+    def _answers(self, inputs: dict[str, Any], seeds: list[int]) -> list[Answer]:
         out = self.pair.generate(inputs, seed=seeds, on_step=self.stats.add)
         self.stats.exactness = out.stats.exactness
-        return [ids[:length].tolist() for ids, length in zip(out.sequences, out.lengths, strict=True)]
+        rows = zip(out.sequences, out.lengths, out.finish_reasons, strict=True)
+        return [(ids[:length].tolist(), reason) for ids, length, reason in rows]
 
     def _looked(self, requests: Sequence[VisionPrompt]) -> dict[str, Any]:
         """The target's inputs. ValueError if the requests do not fit together or one is too long."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import LENGTH
 from mmspec.jobs.rows import continued
 from mmspec.loading.speech import Speaker
 from mmspec.run.request import Request
@@ -52,7 +53,7 @@ class Say:
     rows: int | None = None
     continuous: bool = True
     stats: Stats = field(default_factory=Stats)
-    spent: dict[str, float] = field(default_factory=lambda: {"sound": 0.0, "work": 0.0})  # seconds
+    spent: dict[str, float] = field(default_factory=lambda: {"sound": 0.0, "work": 0.0, "cut": 0.0})  # seconds; texts
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record. ValueError for a text that cannot be spoken, an unknown voice, or an invalid seed."""
@@ -69,15 +70,16 @@ class Say:
         lines = [_Line(record["text"], self._voice(record), record.get("seed", self.seed + index)) for index, record in batch]
         own, joining = self.speaker.model.rate, None if self.rows is None or not self.continuous else self._model
         waves, begun = self._together(lines) if joining is None else self._joining(joining, lines), perf_counter()
-        for wave, line, (_, record) in zip(waves, lines, batch, strict=True):
+        for (wave, reason), line, (_, record) in zip(waves, lines, batch, strict=True):
             self.spent["work"] += perf_counter() - begun
             self.spent["sound"] += len(wave) / own
-            told = record | {"voice": line.voice, "seed": line.seed, "seconds": round(len(wave) / own, 6)}
+            self.spent["cut"] += reason == LENGTH
+            told = record | {"voice": line.voice, "seed": line.seed, "seconds": round(len(wave) / own, 6), "finish_reason": reason}
             yield sound_bytes(at_rate(wave, own, self.rate or own), self.rate or own, self.form), told
             begun = perf_counter()
 
-    def _together(self, lines: Sequence[_Line]) -> Iterator[Tensor]:
-        """The waveforms, from batches that begin and end together."""
+    def _together(self, lines: Sequence[_Line]) -> Iterator[tuple[Tensor, str | None]]:
+        """The waveforms and why they ended, from batches that begin and end together."""
         size = self.rows or max(1, len(lines))
         for part in (lines[first : first + size] for first in range(0, len(lines), size)):
             out = synthesize(
@@ -90,14 +92,14 @@ class Say:
                 **self.options,
             )
             self.stats.exactness = out.stats.exactness
-            yield from out.waveforms
+            yield from zip(out.waveforms, out.finish_reasons, strict=True)
 
-    def _joining(self, model: SynthesisModel, lines: Sequence[_Line]) -> Iterator[Tensor]:
-        """The waveforms, from one generation that texts join and leave."""
+    def _joining(self, model: SynthesisModel, lines: Sequence[_Line]) -> Iterator[tuple[Tensor, str | None]]:
+        """The waveforms and why they ended, from one generation that texts join and leave."""
         self.stats.exactness = model.rule.exactness
         own = {name: value for name, value in self.options.items() if name not in _SHARED}
         works = (model.read(line.text, SpeechOptions(line.seed, line.voice, **own)) for line in lines)
-        return (out.waveforms[0] for out in continued(model, works, self.rows or 1, self.stats.add))
+        return ((out.waveforms[0], out.finish_reasons[0]) for out in continued(model, works, self.rows or 1, self.stats.add))
 
     @cached_property
     def _model(self) -> SynthesisModel | None:

@@ -17,7 +17,7 @@ COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
 
 @dataclass(frozen=True)
 class Continue:
-    """Worker that continues a record's "prompt" and adds "text" and "tokens" (ids) to the record.
+    """Worker that continues a record's "prompt" and adds "text", "tokens" (ids) and "finish_reason" to the record.
 
     Record i draws with seed + i, so under an exact rule its output does not depend on its batch.
 
@@ -56,27 +56,28 @@ class Continue:
         return None if self.pair.target.config.is_encoder_decoder else positions_of(self.pair.target)
 
     def __call__(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[dict[str, Any]]:
-        """Continue a batch of (index, record) and yield its records, with "text" and "tokens", in order."""
+        """Continue a batch of (index, record) and yield its records, with "text", "tokens" and "finish_reason", in order."""
         model = None if self.rows is None or not self.continuous else self._model
-        for (_, record), ids in zip(batch, self._together(batch) if model is None else self._joining(model, batch), strict=True):
-            yield record | {"text": self.pair.decode(ids), "tokens": ids}
+        found = self._together(batch) if model is None else self._joining(model, batch)
+        for (_, record), (ids, reason) in zip(batch, found, strict=True):
+            yield record | {"text": self.pair.decode(ids), "tokens": ids, "finish_reason": reason}
 
     @cached_property
     def _model(self) -> TextModel | None:
         return joinable_model(self.pair)
 
-    def _together(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[list[int]]:
-        """The tokens of every record, from batches that begin and end together."""
+    def _together(self, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[list[int], str | None]]:
+        """The tokens of every record and why they ended, from batches that begin and end together."""
         size = self.rows or max(1, len(batch))
         for part in (batch[first : first + size] for first in range(0, len(batch), size)):
             seeds = [self.pair.config.run.seed + index for index, _ in part]
             inputs = self.pair.inputs([record["prompt"] for _, record in part])
             out = self.pair.generate(inputs, seed=seeds, stops=self.stops, on_step=self.stats.add)
             self.stats.exactness = out.stats.exactness
-            yield from (out.sequences[row, : out.lengths[row]].tolist() for row in range(len(part)))
+            yield from ((out.sequences[row, : out.lengths[row]].tolist(), out.finish_reasons[row]) for row in range(len(part)))
 
-    def _joining(self, model: TextModel, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[list[int]]:
-        """The tokens of every record, from one generation that records join and leave."""
+    def _joining(self, model: TextModel, batch: Sequence[tuple[int, dict[str, Any]]]) -> Iterator[tuple[list[int], str | None]]:
+        """The tokens of every record and why they ended, from one generation that records join and leave."""
         run = self.pair.config.run
         settings = (run.temperature, run.top_k, run.top_p, run.repetition_penalty)
         self.stats.exactness = model.rule.exactness
@@ -87,7 +88,7 @@ class Continue:
                 yield model.read(self.pair.inputs([record["prompt"]]), options)
 
         for out in continued(model, works(), self.rows or 1, self.stats.add):
-            yield out.tokens[0].tolist()
+            yield out.tokens[0].tolist(), out.finish_reasons[0]
 
     def measures(self) -> dict[str, float]:
         """Return the counts so far."""

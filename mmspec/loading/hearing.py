@@ -6,6 +6,7 @@ from typing import Any
 from mmspec.drafters.views.base import own_encoder, own_opening, view_of
 from mmspec.loading.model_drafter import aligned_model
 from mmspec.loading.text import Pair, load_pair, named_drafter, with_drafter
+from mmspec.models.checkpoint_loading import READER, contents_of
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, DrafterSection, TargetSection
@@ -31,7 +32,8 @@ def load_transcriber(name: str, drafter: str = "none", device: str = "auto", dty
     pair = load_pair(Config(target=target, drafter=DrafterSection(kind="none")))
     check_recogniser(pair.target)
     if pair.target.config.model_type in PROMPTED:  # loaded with a tokenizer, for texts
-        pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
+        with contents_of(READER):
+            pair = replace(pair, processor=AutoProcessor.from_pretrained(name, trust_remote_code=False))
     if kind == "none":
         return pair
     config = replace(pair.config, drafter=DrafterSection(kind=kind, path=path))
@@ -59,8 +61,6 @@ def hear(pair: Pair, path: str) -> dict[str, Any]:
     extractor = pair.processor.feature_extractor
     wave = read_sound(path, extractor.sampling_rate)
     most = getattr(extractor, "n_samples", None)
-    if len(wave) == 0:
-        raise ValueError(f"audio file {path} is empty: give one with sound in it")
     if most is not None and len(wave) > most:
         seconds, window = len(wave) / extractor.sampling_rate, most / extractor.sampling_rate
         raise ValueError(f"audio file {path} lasts {seconds:.0f} s, but {pair.name} hears {window:.0f} s at once: cut it into pieces")

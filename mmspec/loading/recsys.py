@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from mmspec import minis
-from mmspec.models.checkpoint_loading import loaded
+from mmspec.models.checkpoint_loading import CONFIG, contents_of, loaded
 from mmspec.recsys.catalogue import Catalogue
 from mmspec.recsys.ngram import ItemNGram
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, MAPPED, read_catalogue
@@ -171,7 +171,8 @@ def _checkpoint(what: str, where: str | Path, dtype: str, device: torch.device |
     import transformers as hf
 
     try:
-        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
+        with contents_of(CONFIG):
+            config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         kind = hf.AutoModelForSeq2SeqLM if config.is_encoder_decoder else hf.AutoModelForCausalLM
         model: Any = loaded(kind, where, dtype=dtype, trust_remote_code=False)
         return model.to(device).eval()

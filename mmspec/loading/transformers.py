@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.models import compat
-from mmspec.models.checkpoint_loading import loaded
+from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, loaded
 from mmspec.models.compat.shared_states import buildable
 from mmspec.utils.files import is_path
 
@@ -65,7 +65,8 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
 
     weights, place = dtype_of(dtype) or "auto", _place(name)
     try:
-        config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
+        with contents_of(CONFIG):
+            config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
         whole = config.model_type in _THINKERS
         config = config.thinker_config if whole else config
         compat.forget_gguf(buildable(config))
@@ -133,9 +134,9 @@ def _processor(name: str, place: _Place, senses: bool, side: str) -> Any:
     import transformers as hf
 
     try:
-        processor = (hf.AutoProcessor if senses else hf.AutoTokenizer).from_pretrained(
-            place.beside or place.where, trust_remote_code=False, **place.reading
-        )
+        with contents_of(READER):
+            kind: Any = hf.AutoProcessor if senses else hf.AutoTokenizer
+            processor = kind.from_pretrained(place.beside or place.where, trust_remote_code=False, **place.reading)
     except (OSError, ValueError, RecursionError, KeyError, ImportError) as error:
         if isinstance(error, ImportError) and "torchvision" in str(error).lower():
             raise ValueError(f"the processor of {name} reads video and needs torchvision: pip install 'mmspec[video]'") from None

@@ -1,5 +1,6 @@
 """Strict loading of checkpoints: a missing tensor would be random, and an unused one indicates another model."""
 
+import json
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -8,6 +9,7 @@ from shutil import copyfile
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import save_file
 
 from mmspec.utils.packing import is_packed, read_bytes
@@ -16,6 +18,39 @@ from mmspec.utils.weights import own_memory
 WEIGHTS = "model.safetensors"
 _HARMLESS = re.compile(r"(rotary_emb\.inv_freq|\.masked_bias|attn\.bias|position_ids|num_batches_tracked)$|(^|\.)mtp\.")
 """Unexpected tensors that no output depends on: buffers of old releases, and layers for multi-token prediction."""
+
+
+CONFIG, READER = "its config.json", "its tokenizer's or processor's files"
+
+
+@contextmanager
+def contents_of(files: str) -> Iterator[None]:
+    """Context in which transformers reads files, for single calls of transformers: an error of this package's own code is none of a file.
+
+    Args:
+        files: what is read, such as `CONFIG`.
+
+    Raises:
+        ValueError: in one line with `files`, where transformers stumbles over a field of theirs that is missing or of another type.
+    """
+    try:
+        yield
+    except (StrictDataclassError, TypeError, AttributeError, KeyError, IndexError, ZeroDivisionError) as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        said = re.sub(r"^\w+Error: ", "", lines[-1]) if lines else "a value is of the wrong type"
+        said = f"it has no, or an unknown, {said}" if isinstance(error, KeyError) else said
+        raise ValueError(f"{files} cannot be used: {said}") from None
+
+
+def json_object(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file. ValueError, naming the file, for anything else."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is no JSON ({str(error).splitlines()[0]})") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__}: expected an object with the settings by name")
+    return found
 
 
 def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> Any:
@@ -35,7 +70,7 @@ def loaded(kind: Any, where: Any, *, extras: bool = False, **options: Any) -> An
     Raises:
         ValueError: naming the first tensor that is missing, has another shape, or is unexpected.
     """
-    with _as_floats(where) as place:
+    with _as_floats(where) as place, contents_of(CONFIG):
         model, info = kind.from_pretrained(place, output_loading_info=True, ignore_mismatched_sizes=True, **options)
     odd = [] if extras else [name for name in info["unexpected_keys"] if not _HARMLESS.search(name)]
     shapes = [each[0] if isinstance(each, tuple) else each for each in info["mismatched_keys"]]

@@ -11,6 +11,7 @@ from typing import Any
 from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.records import Committed, Step
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import STOP
 from mmspec.serving.model_thread import check_process, check_wait
 from mmspec.serving.models.base import EngineWork
 
@@ -40,12 +41,18 @@ class RequestHandle:
         self._watchers: list[Callable[[], object]] = []
         self._ended = False
         self._process = os.getpid()
+        self._reason: str | None = None
         self._error: BaseException | None = None
 
     @property
     def done(self) -> bool:
         """True once the request has finished, failed or been cancelled."""
         return self._ended
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the output ended: "stop" at its end, "length" at the longest length that the request allows; None before."""
+        return self._reason
 
     @property
     def latency(self) -> float | None:
@@ -110,7 +117,7 @@ class RequestHandle:
                     raise TimeoutError(f"the request has not ended after {timeout} s")
         if self._error is not None:
             raise self._error
-        return self._output.result(self._tokens, self.stats)
+        return replace(self._output.result(self._tokens, self.stats), finish_reasons=(self._reason,))
 
     def stream(self, decode: Callable[[list[int]], str] | None = None) -> Iterator[Any]:
         """Return an iterator over what is committed, from the first token on, as it comes.
@@ -158,6 +165,7 @@ class RequestHandle:
         pieces = self._output.add(values[new:], step.committed.ended[row])
         if step.committed.ended[row]:
             self._output.end(own.committed)
+            self._reason = STOP if own.committed.finish_reasons is None else own.committed.finish_reasons[0]
         with self._state:
             self.stats.add(own)
             self._tokens += values[new:]

@@ -14,13 +14,20 @@ from mmspec.core.processors.history import Processor
 from mmspec.core.result import committed
 from mmspec.core.rules.base import TOKEN_EXACT, Accept
 from mmspec.core.stats import Stats
-from mmspec.core.stopping import DefaultStopping
 from mmspec.run.arguments import check, check_drafted, public_call, shown
 from mmspec.run.request import Request, refuse
 from mmspec.run.shapes import Tree, longest_draft
 from mmspec.speech.families import speech_model
 from mmspec.speech.families.base import SpeechModel, SpeechSampling
-from mmspec.speech.preparation import DRAWING, changed_sampling, drafting_target, prepared_speech, speech_target, whole_target
+from mmspec.speech.preparation import (
+    DRAWING,
+    changed_sampling,
+    drafting_target,
+    prepared_speech,
+    speech_stopping,
+    speech_target,
+    whole_target,
+)
 from mmspec.speech.sound.pieces import Sounds
 from mmspec.speech.sound.speech import Speech
 from mmspec.speech.sound.voice_sample import VoiceSample
@@ -202,7 +209,7 @@ class _Saying:
         target = whole_target(own)
         noise = Noise.from_seed(seed, len(texts), model.model.device)
         self.model, self.stats = model, Stats(exactness=rule.exactness)
-        self.stopping = DefaultStopping(len(texts), steps, model.ends, device=model.model.device)
+        self.stopping = speech_stopping(model, len(texts), steps)
         self.sounds = Sounds(model.rate, ready.streams, clock)
         self.on_step = on_step  # called after the sound of the round
         counted = {"control": resolved.control, "stats": self.stats}

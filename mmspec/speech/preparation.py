@@ -7,6 +7,7 @@ from typing import Any
 from mmspec.core.processors.history import Processor
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.rules.base import Accept
+from mmspec.core.stopping import DefaultStopping
 from mmspec.models.guidance import Guided, Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.guidance import scale_of
@@ -120,6 +121,17 @@ def most_steps(model: SpeechModel, max_seconds: float | None) -> int:
         budget = (model.longest - model.lead) / model.pace
         raise ValueError(f"max_seconds is {max_seconds}, but this model has room for {budget:.3g}: ask for less")
     return steps
+
+
+def speech_stopping(model: SpeechModel, rows: int, steps: int) -> DefaultStopping:
+    """Return the stopping criteria of a generation.
+
+    Args:
+        model: the model.
+        rows: number of rows.
+        steps: most steps of a row.
+    """
+    return DefaultStopping(rows, steps, model.ends, device=model.model.device, forced=model.forced)
 
 
 def speech_target(model: SpeechModel, processors: Any, reserve: int) -> HFTarget:

@@ -28,7 +28,7 @@ half-written: an output or a temporary file was left behind by a failure.
 SECONDS = 4.0
 EXPECTED = (ValueError, TypeError, FileNotFoundError, OSError, FloatingPointError)
 LONGEST = 700  # characters of a message
-_INTERNAL = re.compile(r"\b[A-Z][A-Za-z]*(Error|Exception|Iteration|Interrupt)\b(?!s)|validation error|object at 0x|site-packages")
+INTERNAL = re.compile(r"\b[A-Z][A-Za-z]*(Error|Exception|Iteration|Interrupt)\b(?!s)|validation error|object at 0x|site-packages")
 _LEFT_BEHIND = (".tmp", ".unfinished")
 
 
@@ -117,7 +117,7 @@ def _command_outcome(code: Any, out: str, err: str, folder: Path, wrong: bool) -
         return "half-written", f"{left + loose}: {err}"
     if code == 0:
         return ("silent", f"exit 0 {out[-100:]} {err[-100:]}") if wrong else ("clear", "")
-    found = _INTERNAL.search(err)
+    found = INTERNAL.search(err)
     if found:
         return "internal", err
     if not lines or not lines[-1].startswith("mmspec: ") or len(lines) > 3 or len(lines[-1]) > LONGEST:
@@ -136,7 +136,7 @@ def call(function: Callable[[], Any], words: tuple[str, ...], wrong: bool) -> tu
         text = str(error)
         if "\n" in text.strip() or len(text) > LONGEST or not any(word in text for word in words):
             return "traceback", f"{type(error).__name__}: {text}"
-        return ("internal", text) if _INTERNAL.search(text) else ("clear", "")
+        return ("internal", text) if INTERNAL.search(text) else ("clear", "")
     except BaseException as error:  # whatever escapes is a finding
         return "traceback", f"{type(error).__name__}: {error}"
     return ("silent", "it ran") if wrong else ("clear", "")

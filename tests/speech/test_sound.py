@@ -8,9 +8,11 @@ import pytest
 import soundfile
 import torch
 
-from mmspec.speech.sound import files
-from mmspec.speech.sound.audio import at_rate, levelled, logs, read_sound, save
+import mmspec.speech.recognition.transcribe
+from mmspec.speech.sound import audio, files
+from mmspec.speech.sound.audio import SoundTooLong, at_rate, levelled, logs, read_sound, save
 from mmspec.speech.sound.files import GrowingWav, sound_bytes
+from mmspec.speech.sound.voice_sample import VoiceSample
 
 WAVE = 0.7 * torch.sin(torch.arange(4001) / 7) * torch.rand(4001, generator=torch.Generator().manual_seed(0))
 
@@ -130,3 +132,81 @@ def test_levels_and_logarithms():
     assert levelled(peak).abs().max() <= 0.9901
     assert at_rate(WAVE, 8000, 8000) is WAVE
     assert logs(torch.tensor([0.0, 1.0])).tolist() == pytest.approx([np.log(1e-3), 0.0])
+
+
+RATES = (8000, 16_000, 22_050, 24_000, 44_100, 48_000)
+
+
+@pytest.mark.parametrize("rate", RATES)
+def test_resampling_keeps_what_both_rates_hold_and_nothing_else(rate):
+    """Tones up to nine tenths of the smaller rate's half, against the formula; what lies above it is silent."""
+    for wanted in RATES:
+        if wanted == rate:
+            continue
+        for share in (0.02, 0.4, 0.45):
+            pitch = share * min(rate, wanted)
+            tone, same = (
+                torch.sin(2 * torch.pi * pitch * torch.arange(each, dtype=torch.float64) / each).float() for each in (rate, wanted)
+            )
+            found = at_rate(tone, rate, wanted)
+            assert len(found) == wanted
+            assert (found - same)[wanted // 10 : -wanted // 10].abs().max() < 2e-3
+        if wanted < 0.9 * rate:
+            above = torch.sin(2 * torch.pi * (0.6 * wanted) * torch.arange(rate) / rate)
+            assert at_rate(above, rate, wanted)[wanted // 10 : -wanted // 10].abs().max() < 1e-3
+
+
+def test_a_file_read_in_blocks_is_the_file_read_whole(tmp_path):
+    wave = torch.rand(5000, generator=torch.Generator().manual_seed(1)) - 0.5
+    for channels in (1, 32):
+        soundfile.write(tmp_path / "a.wav", np.stack([wave.numpy()] * channels, 1), 44_101, subtype="FLOAT")
+        assert torch.equal(read_sound(tmp_path / "a.wav", 44_101), wave)
+        before = audio._BLOCK
+        try:
+            audio._BLOCK = 64
+            pieces = read_sound(tmp_path / "a.wav", 16_000)
+        finally:
+            audio._BLOCK = before
+        assert torch.equal(pieces, at_rate(wave, 44_101, 16_000))
+
+
+@pytest.mark.parametrize("rate", [0, 1, 999, 768_001, 10**9])
+def test_rates_outside_those_of_sound_are_refused(rate):
+    for call in (
+        lambda: at_rate(WAVE, rate, 16_000),
+        lambda: at_rate(WAVE, 16_000, rate),
+        lambda: VoiceSample(WAVE, rate),
+        lambda: sound_bytes(WAVE, rate, "ogg"),
+    ):
+        with pytest.raises(ValueError, match=rf"rate is {rate}: give 1000 to"):
+            call()
+
+
+def test_what_a_format_cannot_hold_is_refused():
+    with pytest.raises(ValueError, match="sample rate is 200001: give 1000 to 192000"):
+        sound_bytes(WAVE, 200_001, "ogg")  # libvorbis would end the process
+    with pytest.raises(ValueError, match=r"flac cannot hold 191999 samples a second .*: give a usual rate, or wav"):
+        sound_bytes(WAVE, 191_999, "flac")
+    with pytest.raises(ValueError, match="pass the 4 GB of a wav"):
+        files._header(2**30, 24_000, 1)
+
+
+def test_encoders_get_a_block_at_a_time(monkeypatch):
+    """libvorbis puts what it is given on the stack: 3.6 million samples in one piece end the process."""
+    sizes, own = [], soundfile.SoundFile.write
+    monkeypatch.setattr(soundfile.SoundFile, "write", lambda self, data: sizes.append(len(data)) or own(self, data))
+    monkeypatch.setattr(files, "_BLOCK", 1500)
+    whole = soundfile.read(io.BytesIO(sound_bytes(WAVE, 8000, "flac")), dtype="float32")[0]
+    assert sizes == [1500, 1500, 1001]
+    assert np.abs(whole - WAVE.numpy()).max() <= 2**-23
+
+
+def test_voices_are_read_within_bounds(tmp_path):
+    soundfile.write(tmp_path / "a.wav", np.full(400, np.nan), 8000, subtype="FLOAT")
+    with pytest.raises(ValueError, match="holds samples that are NaN or infinite"):
+        VoiceSample.read(tmp_path / "a.wav")
+    soundfile.write(tmp_path / "b.wav", np.zeros(4000), 1000)
+    with pytest.raises(SoundTooLong, match=r"b\.wav lasts more than 3 s: cut it into pieces"):
+        read_sound(tmp_path / "b.wav", 16_000, longest=3)
+    with pytest.raises(ValueError, match="holds NaN or infinity"):
+        mmspec.speech.recognition.transcribe._wave(torch.full((9,), torch.inf), 16_000)

@@ -11,6 +11,7 @@ from mmspec.core.beams.search import Forest, path_scores
 from mmspec.core.beams.trie import NOWHERE
 from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import RowState
+from mmspec.core.stopping import STOP
 
 
 class BeamStopping(RowState):
@@ -28,6 +29,11 @@ class BeamStopping(RowState):
     @property
     def open(self) -> bool:
         return any(self.remaining)
+
+    @property
+    def finish_reasons(self) -> list[str | None]:
+        """All beams are complete at the last level."""
+        return [None if left else STOP for left in self.remaining]
 
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import STOP
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.logprobs import LogprobEntries
@@ -17,7 +18,7 @@ from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.schemas.text import TextBody
 from mmspec.serving.http.waiting import raise_failure
 from mmspec.text.pieces import Pieces
-from mmspec.text.settings.processors import StopStrings, end_ids
+from mmspec.text.settings.processors import StopStrings
 
 SEEDS = 2**31
 """Seeds that are drawn at random are below it."""
@@ -73,13 +74,11 @@ class TextChoice:
         handle: the request in the engine.
         served: the model.
         stops: stop strings.
-        max_tokens: the most new tokens.
     """
 
-    def __init__(self, index: int, handle: RequestHandle, served: TextServed, stops: Sequence[str], max_tokens: int):
-        self.index, self.handle, self.max_tokens = index, handle, max_tokens
+    def __init__(self, index: int, handle: RequestHandle, served: TextServed, stops: Sequence[str]):
+        self.index, self.handle = index, handle
         self._pieces, self._cutter = Pieces(served.pair.decode), StopCutter(stops)
-        self._ends = end_ids(served.pair.target.generation_config)
         self._read = self._told = 0  # tokens read, and characters of their text
         self._given = 0  # characters of the text that were given out
         self._entries = LogprobEntries(served.pair.decode)
@@ -116,10 +115,8 @@ class TextChoice:
 
     @property
     def finish_reason(self) -> str:
-        """ "length" if the output ended at `max_tokens`, else "stop"; to be read after the end."""
-        tokens = self.handle.tokens
-        ended = self._cutter.found or len(tokens) < self.max_tokens or tokens[-1] in self._ends
-        return "stop" if ended else "length"
+        """ "length" if the output was cut at its `max_tokens`, else "stop"; to be read after the end."""
+        return STOP if self._cutter.found else self.handle.finish_reason or STOP
 
 
 class Choices:
@@ -165,7 +162,7 @@ class Choices:
                 for number in range(body.n):
                     check()
                     handle = served.engine.submit(inputs, seed=seed + number, max_new_tokens=most, client=client, **options)
-                    self.all.append(TextChoice(len(self.all), handle, served, body.stops, most))
+                    self.all.append(TextChoice(len(self.all), handle, served, body.stops))
         except BaseException:
             self.cancel()
             raise

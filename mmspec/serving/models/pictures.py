@@ -14,7 +14,7 @@ from mmspec.core.processors.pipeline import Pipeline, pipeline
 from mmspec.core.processors.raster import Grammar
 from mmspec.core.rules.base import Accept
 from mmspec.core.stats import Stats
-from mmspec.core.stopping import DefaultStopping
+from mmspec.core.stopping import STOP, DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.models.guidance import Guided, GuidedRows
@@ -243,7 +243,7 @@ class PictureModel:
             drafter,
             self.rule,
             _beside([work.encoded for work in works]),
-            stopping=DefaultStopping(len(works), self.model.raster.length, device=self.model.model.device),
+            stopping=DefaultStopping(len(works), self.model.raster.length, device=self.model.model.device, full=STOP),
             noise=self.plan.noise(noise),
             control=first_control(self.control, drafter) if control is None else control,
         )

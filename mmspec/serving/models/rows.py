@@ -91,6 +91,11 @@ class RowsModel(ABC):
         """Device of the target."""
         ...
 
+    @property
+    def forced(self) -> bool:
+        """True if an end value behind a row's last place was forced there; see `DefaultStopping`."""
+        return False
+
     def whole(self, target: HFTarget) -> Target:
         """Return what decodes: the target, unless a row of the output is several rows of it.
 
@@ -110,7 +115,7 @@ class RowsModel(ABC):
     def open(self, works: Sequence[RowWork], control: Control | None = None) -> Rounds:
         """Open a generation of some requests, one a row; see `EngineModel.open`."""
         target = self.target(works, min(max(work.most for work in works) + 32, 1024))
-        first, *others = (DefaultStopping(1, work.most, self.ends, work.stops, self.device) for work in works)
+        first, *others = (DefaultStopping(1, work.most, self.ends, work.stops, self.device, forced=self.forced) for work in works)
         for other in others:
             first.join_rows(other)
         return Rounds(

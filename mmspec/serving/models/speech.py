@@ -183,6 +183,11 @@ class SynthesisModel(RowsModel):
         return self.model.ends
 
     @property
+    def forced(self) -> bool:
+        """True for models whose processors end a row within its steps; see `RowsModel.forced`."""
+        return self.model.forced
+
+    @property
     def device(self) -> torch.device:
         """Device of the model."""
         return self.model.model.device

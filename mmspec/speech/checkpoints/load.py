@@ -9,21 +9,20 @@ model with a codec is described by a layout, passed by the caller or stored as `
 with the options of `CodecLM.of` that are numbers, texts or lists, and "block" for the codec.
 """
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmspec.models.checkpoint_loading import loaded
+from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, json_object, loaded
 from mmspec.run.arguments import public_call
 from mmspec.speech.checkpoints.cosyvoice import load_cosyvoice, version_of
 from mmspec.speech.checkpoints.published import EXPECTED, codec_of, published
 from mmspec.speech.checkpoints.qwen3_tts import is_qwen3_tts, load_qwen3_tts
 from mmspec.speech.codecs.transformers import BLOCK, HFCodec
 from mmspec.speech.families import ADAPTERS, REFUSED, speech_model
-from mmspec.speech.families.base import SpeechModel
+from mmspec.speech.families.base import DRAWS, SpeechModel, sampling_of
 from mmspec.speech.families.codec_lm import CodecLM
 
 LAYOUT = ("codec", "block", "pattern", "end", "template", "voices", "places", "skip", "codes", "longest", "least")
@@ -62,7 +61,7 @@ def load_checkpoint(
     try:
         return _found(str(name), layout, dtype, device, codec)
     except (OSError, ValueError, RecursionError, KeyError, ImportError, RuntimeError) as error:
-        lines = str(error).strip().splitlines()
+        lines = (f"a file has no {error}" if isinstance(error, KeyError) else str(error)).strip().splitlines()
         raise ValueError(f"model {name} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None
 
 
@@ -73,16 +72,19 @@ def _found(name: str, layout: Mapping[str, Any] | None, dtype: str, device: torc
         return load_cosyvoice(Path(name), dtype, device, codec)
     if is_qwen3_tts(Path(name)):
         return load_qwen3_tts(Path(name), dtype, device, codec)
-    config = hf.AutoConfig.from_pretrained(name, trust_remote_code=False)
+    with contents_of(CONFIG):
+        config = hf.AutoConfig.from_pretrained(name, trust_remote_code=False)
     kind = next((each for each in config.architectures or [] if each in (*ADAPTERS, *REFUSED) and hasattr(hf, each)), None)
     options = {"dtype": dtype, "trust_remote_code": False}
     if kind is not None:
         if codec is not None:
             raise ValueError(f"{kind} comes with its codec: leave codec out")
         model = loaded(getattr(hf, kind), name, **options).to(device).eval()
-        reader = (hf.BarkProcessor if kind == "BarkModel" else hf.AutoProcessor).from_pretrained(name, trust_remote_code=False)
+        with contents_of(READER):
+            reader = (hf.BarkProcessor if kind == "BarkModel" else hf.AutoProcessor).from_pretrained(name, trust_remote_code=False)
         return speech_model(model, reader)
-    tokenizer = hf.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    with contents_of(READER):
+        tokenizer = hf.AutoTokenizer.from_pretrained(name, trust_remote_code=False)
     make = published(tokenizer) if layout is None and not _place(name).is_file() else None
     told = {} if make else _layout(name, layout)
     model = loaded(hf.AutoModelForCausalLM, name, **options).to(device).eval()
@@ -90,7 +92,9 @@ def _found(name: str, layout: Mapping[str, Any] | None, dtype: str, device: torc
         return make(model, tokenizer, codec_of(name, codec, make.__name__, device))
     place = Path(name) / told.pop("codec")
     sound = loaded(hf.AutoModel, place if place.exists() else str(place.relative_to(name)), extras=True, trust_remote_code=False)
-    return CodecLM.of(model, tokenizer, HFCodec(sound.to(device), told.pop("block", BLOCK)), **told)
+    own = model.generation_config
+    drawn = sampling_of(own, (*DRAWS, "repetition_penalty")) if own.do_sample else None
+    return CodecLM.of(model, tokenizer, HFCodec(sound.to(device), told.pop("block", BLOCK)), sampling=drawn, **told)
 
 
 def _layout(name: str, given: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -110,7 +114,7 @@ def _written(name: str) -> dict[str, Any]:
             f"it is a language model, and nothing says which ids are codes: give a layout, or write one to {place}, "
             f"or a checkpoint with {EXPECTED}"
         )
-    return json.loads(place.read_text(encoding="utf-8"))
+    return json_object(place)
 
 
 def _place(name: str) -> Path:

@@ -1,6 +1,5 @@
 """Qwen3-TTS as published: `config.json` of type qwen3_tts, its weights and tokenizer, and the codec in `speech_tokenizer`."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.models.checkpoint_loading import json_object
 from mmspec.models.compat.qwen_tts import hearing_mimi
 from mmspec.speech.codecs.qwen3_tts import Qwen3TTSCodec, Qwen3TTSDecoder
 from mmspec.speech.language_models.qwen3_tts import Qwen3TTS
@@ -23,7 +23,7 @@ _UNHEARD = ("upsample.", "decoder_transformer.", "decoder.")
 def is_qwen3_tts(place: Path) -> bool:
     """Return True for the folder of a Qwen3-TTS."""
     path = place / "config.json"
-    return path.is_file() and json.loads(path.read_text(encoding="utf-8")).get("model_type") == TYPE
+    return path.is_file() and json_object(path).get("model_type") == TYPE
 
 
 def load_qwen3_tts(place: Path, dtype: Any, device: torch.device | str, codec: Any = None) -> Qwen3TTS:
@@ -43,7 +43,7 @@ def load_qwen3_tts(place: Path, dtype: Any, device: torch.device | str, codec: A
     """
     import transformers as hf
 
-    config = _read(place / "config.json")
+    config = json_object(place / "config.json")
     network = Qwen3TTSNetwork(config)
     network.load_state_dict(qwen3_tts_weights(_weights(place), network))
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
@@ -51,7 +51,7 @@ def load_qwen3_tts(place: Path, dtype: Any, device: torch.device | str, codec: A
     if codec is None and inside.is_dir():
         codec = inside
     sound = load_codec(Path(codec), device) if isinstance(codec, str | Path) else codec
-    settings = _read(place / "generation_config.json") if (place / "generation_config.json").is_file() else None
+    settings = json_object(place / "generation_config.json") if (place / "generation_config.json").is_file() else None
     tokenizer = hf.AutoTokenizer.from_pretrained(place, trust_remote_code=False)
     return Qwen3TTS(network.to(device, kind), tokenizer, Qwen3TTSIds.of(config), sound, settings)
 
@@ -69,7 +69,7 @@ def load_codec(place: Path, device: torch.device | str = "cpu") -> Qwen3TTSCodec
     Raises:
         ValueError: for another codec, or a checkpoint that differs from its config.
     """
-    config = _read(place / "config.json")
+    config = json_object(place / "config.json")
     if config.get("model_type") != CODEC_TYPE:
         raise ValueError(f"{place} is a {config.get('model_type')}: expected a {CODEC_TYPE}")
     weights, told = _weights(place), config["decoder_config"]
@@ -124,7 +124,3 @@ def _weights(place: Path) -> dict[str, Tensor]:
     if not files:
         raise ValueError(f"{place} has no safetensors: expected the published weights")
     return {name: value for path in files for name, value in load_file(path).items()}
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))

@@ -59,6 +59,7 @@ class StagedRequest:
     on_step: Callable[[Step], None] | None = None
     sampling: Mapping[str, Any] = field(default_factory=dict)  # settings that replace those of each stage
     stats: Stats = field(default_factory=Stats)
+    finish_reasons: Sequence[str | None] = ()  # of the semantic stage, which decides when a row ends
 
     def drafting(self, stage: str) -> Any:
         """Return the drafter of a stage: the stage's network of a smaller Bark, an entry of a dict, or one drafter for both stages."""
@@ -87,7 +88,8 @@ class Bark(SpeechModel):
         model: a `BarkModel`.
         tokenizer: its tokenizer, or its BarkProcessor, which has voices.
         presets: voices by name; by default the processor's.
-        min_eos_p: the semantic stage ends once its end token has at least this probability; None to sample the end.
+        min_eos_p: the semantic stage ends once its end token has at least this probability; by default the generation config's, and without
+            one the end is sampled.
 
     Raises:
         ValueError: if the generation config is not Bark's.
@@ -96,7 +98,7 @@ class Bark(SpeechModel):
     def __init__(self, model: Any, tokenizer: Any = None, presets: Mapping[str, Voice] | None = None, min_eos_p: float | None = None):
         if hasattr(tokenizer, "available_voice_presets"):
             presets, tokenizer = PresetVoices(tokenizer) if presets is None else presets, tokenizer.tokenizer
-        self.model, self.tokenizer, self.presets, self.min_eos_p = model.eval(), tokenizer, presets or {}, min_eos_p
+        self.model, self.tokenizer, self.presets = model.eval(), tokenizer, presets or {}
         self.voices = tuple(self.presets)
         own = model.generation_config
         kinds = (BarkSemanticGenerationConfig, BarkCoarseGenerationConfig, BarkFineGenerationConfig)
@@ -104,6 +106,7 @@ class Bark(SpeechModel):
         if not all(hasattr(own, name) for name in names):
             raise ValueError("generation_config is not Bark's: load it with BarkModel.from_pretrained, or set a BarkGenerationConfig")
         self.first, self.second, self.third = (stage_config(kind, getattr(own, name)) for kind, name in zip(kinds, names, strict=True))
+        self.min_eos_p = self.first.min_eos_p if min_eos_p is None else min_eos_p
         self.size, self.rate = own.codebook_size, own.sample_rate
         self.ratio = self.second.coarse_rate_hz / self.first.semantic_rate_hz * self.second.n_coarse_codebooks  # coarse ids a semantic one
         self.pace = float(self.second.coarse_rate_hz * self.second.n_coarse_codebooks)
@@ -221,6 +224,7 @@ class Bark(SpeechModel):
         stopping = DefaultStopping(len(budget), max(budget), ends, device=self.model.device)
         stopping.left, stopping.remaining = torch.tensor(budget, device=self.model.device), list(budget)
         staged.stats.exactness = rule.exactness
+        staged.finish_reasons = stopping.finish_reasons if stage == "semantic" else staged.finish_reasons
         counted = {"stats": staged.stats, "on_step": staged.on_step}
         for _ in run(target, resolved.drafter, rule, prompt, stopping=stopping, noise=noise, control=resolved.control, **counted):
             pass
@@ -279,8 +283,8 @@ class Bark(SpeechModel):
         waves, first = decode_rows(sizes, lambda row: self.speak(coarse[row], voices[row], seeds[row]), clock, on_sound)
         lengths = torch.tensor(sizes)
         tokens = pad_sequence([torch.tensor(ids, dtype=torch.long) for ids in coarse], batch_first=True)
-        nan = [float("nan")] * len(coarse)
-        return Speech(tokens, lengths, staged.stats, waves, self.rate, first, nan, perf_counter() - clock)
+        nan, reasons = [float("nan")] * len(coarse), tuple(staged.finish_reasons)
+        return Speech(tokens, lengths, staged.stats, waves, self.rate, first, nan, perf_counter() - clock, finish_reasons=reasons)
 
 
 def _drafting(drafter: Any, target: HFTarget) -> HFTarget | None:

@@ -13,7 +13,7 @@ from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.base import SpeechSampling, sampling_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def stage_config(kind: Any, found: Any) -> Any:
 
 def stage_sampling(config: Any) -> SpeechSampling:
     """Return a stage's own settings: greedy unless its generation config samples."""
-    return SpeechSampling(config.temperature if config.do_sample else 0.0, config.top_k if config.do_sample else None, config.top_p)
+    return sampling_of(config)
 
 
 class PresetVoices(Mapping[str, Mapping[str, Tensor]]):

@@ -4,16 +4,20 @@ A step is what one pass of the model commits: a code (`CodecLM`) or a frame of K
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 from torch import Tensor
 
 from mmspec.core.processors.history import Processor
+from mmspec.core.processors.pipeline import MinP, Pipeline, pipeline
 from mmspec.core.stopping import EndTest
+from mmspec.models.compat import generation_defaults
 from mmspec.models.family import Family
 from mmspec.models.guidance import Guided
+from mmspec.run.drop_in.arguments import FIELDS, NO_EFFECT
 from mmspec.speech.sound.stream import SoundStream
 from mmspec.speech.sound.voice_sample import VoiceSample
 from mmspec.utils.names import shown
@@ -30,6 +34,11 @@ class SpeechSampling:
     guidance: float | None = None  # classifier-free guidance, for models that have unconditional prompts
     last: tuple[Processor, ...] = ()  # samplers that go behind all others, such as `speech.sampling.ras.RepetitionAware`
 
+    def processors(self) -> Pipeline:
+        """Return the settings as processors, without guidance."""
+        names = ("temperature", "top_k", "top_p", "repetition_penalty")
+        return Pipeline((*pipeline(**{name: getattr(self, name) for name in names}).steps, *self.last))
+
 
 class SpeechModel(ABC):
     """Base class of text-to-speech models.
@@ -44,6 +53,7 @@ class SpeechModel(ABC):
         usual: largest number of steps of a call that gives no duration; None for `longest`.
         lead: steps of a row beyond those of its sound, such as a delay's.
         sampling: default sampling settings.
+        forced: True if `closing` ends rows that reach their longest duration, as if they had ended by themselves.
     """
 
     model: Any
@@ -55,6 +65,7 @@ class SpeechModel(ABC):
     usual: int | None = None
     lead: int = 0  # steps that a row takes beyond those its sound is made of: a delay's
     sampling: SpeechSampling = SpeechSampling()
+    forced: bool = False
 
     @abstractmethod
     def encode(self, texts: Sequence[str], voices: Sequence[Any]) -> Any:
@@ -157,14 +168,54 @@ def one_voice_each(voice: Any, texts: Sequence[str], known: Sequence[str], clone
     return voices
 
 
-def sampling_defaults(config: Any) -> dict[str, Any]:
-    """Return the sampling settings of a generation config; temperature 0 where it does not sample."""
-    if not config.do_sample:
-        return {"temperature": 0.0}
-    temperature, most = config.temperature, config.top_k  # None: `generate`'s own
-    return {
-        "temperature": 1.0 if temperature is None else temperature,
-        "top_k": 50 if most is None else most,
-        "top_p": config.top_p,
-        "min_p": config.min_p,
-    }
+DRAWS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
+"""Settings of a generation config that all families of codes apply."""
+_INERT = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
+"""Settings that `generate` reads when it samples only."""
+_ELSEWHERE = frozenset(
+    (
+        *("max_length", "max_new_tokens", "max_time", "num_return_sequences", "return_dict_in_generate", "remove_invalid_values"),
+        *("renormalize_logits", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
+        *("cache_implementation", "cache_config", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    )
+)
+"""Settings that a call has arguments for, that the family reads itself, or that change no step."""
+
+
+def sampling_of(config: Any, honoured: Collection[str] = DRAWS) -> SpeechSampling:
+    """Return the sampling settings of a generation config: the one place that reads them, for all families.
+
+    Args:
+        config: the generation config, such as a published checkpoint has it.
+        honoured: settings that the family applies: of `DRAWS`, and of guidance_scale and repetition_penalty.
+
+    Returns:
+        The settings; temperature 0 where the config does not sample. None stands for `generate`'s own number.
+
+    Raises:
+        ValueError: naming a setting that changes steps and is not applied, or whose value is invalid.
+    """
+    usual, drawn = generation_defaults(), config.do_sample
+    if drawn not in (None, True, False):
+        raise ValueError(f"generation_config.do_sample is {drawn!r}: give true or false")
+    for name, (treated, _) in FIELDS.items():
+        value = getattr(config, name, None)
+        if name in honoured or name in _ELSEWHERE or treated == NO_EFFECT or (name in _INERT and not drawn):
+            continue
+        if value and value != usual.get(name):
+            raise ValueError(f"generation_config.{name} is {value!r}, which this family does not apply: set it to {usual.get(name)}")
+    found = {name: getattr(config, name, None) for name in (*DRAWS, "repetition_penalty", "guidance_scale") if name in honoured}
+    found |= {name: usual.get(name) for name in ("temperature", "top_k") if name in found and found[name] is None}
+    scale, penalty, least = (found.pop(name, None) for name in ("guidance_scale", "repetition_penalty", "min_p"))
+    if not found.pop("do_sample", False):
+        found, least = {"temperature": 0.0}, None
+    numbers = found | {"min_p": least, "repetition_penalty": penalty}
+    if lists := [name for name, value in numbers.items() if isinstance(value, list | tuple)]:
+        raise ValueError(f"generation_config.{lists[0]} is {numbers[lists[0]]!r}: give one number")
+    try:
+        pipeline(**numbers)
+    except ValueError as error:
+        raise ValueError(f"generation_config.{error}") from None
+    if scale is not None and not (isinstance(scale, (int, float)) and 0 <= scale < inf):
+        raise ValueError(f"generation_config.guidance_scale is {scale!r}: give a number from 0 on; 1 is no guidance")
+    return SpeechSampling(**found, repetition_penalty=penalty, guidance=scale, last=(MinP(least),) if least else ())

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from mmspec.core.distributions.depth_frame import Choose, DepthFrame, FrameWriter, one_by_one
 from mmspec.core.processors.history import History
-from mmspec.core.processors.pipeline import MinP, Pipeline, pipeline
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.stopping import EndTest
 from mmspec.models.compat import csm_embeddings
 from mmspec.models.compat.cache_name import cache_keyword, cache_of
@@ -23,7 +23,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.base import sampling_of
 from mmspec.speech.families.csm_prompts import CsmPrompts
 from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows, frame_history
 from mmspec.speech.sound.stream import SoundStream
@@ -60,10 +60,8 @@ class CsmModel(FrameModel):
         self.rate, self.pace = self.codec.rate, self.codec.pace
         self.voices = tuple(getattr(letters, "voices", ()))
         self.longest = config.max_position_embeddings - (getattr(letters, "longest", None) or 1)
-        drawn = sampling_defaults(model.generation_config)
-        least = drawn.pop("min_p", None)
-        self.sampling = SpeechSampling(**drawn, last=(MinP(least),) if least else ())
-        self.depth = CsmDepth(model, depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
+        self.sampling = sampling_of(model.generation_config)
+        self.depth = CsmDepth(model, _depth_processors(model.depth_decoder.generation_config) if depth is None else depth)
 
     # --- prompts ------------------------------------------------------------------------------------------------------
 
@@ -216,12 +214,9 @@ class FrameStream:
         return self.sound.close()
 
 
-def depth_processors(config: Any) -> Pipeline:
-    """The processors that the depth decoder's generation config asks for. ValueError for one that reads the codes written before."""
-    if config.do_sample and config.repetition_penalty not in (None, 1.0):
-        raise ValueError(
-            f"the depth decoder's repetition_penalty is {config.repetition_penalty}: codes of different books are not alike, set it to 1"
-        )
-    if not config.do_sample:
-        return pipeline(temperature=0.0)
-    return pipeline(**sampling_defaults(config))
+def _depth_processors(config: Any) -> Pipeline:
+    """The processors that the depth decoder's generation config asks for. ValueError for settings that are not applied there."""
+    try:
+        return sampling_of(config).processors()
+    except ValueError as error:
+        raise ValueError(f"the depth decoder's {error}") from None

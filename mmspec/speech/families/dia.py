@@ -20,7 +20,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.guidance import Guided
 from mmspec.models.layout import Layout
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.base import DRAWS, SpeechSampling, sampling_of
 from mmspec.speech.families.delayed_codebooks import DelayModel, EncodedText, Inputs, Texts, letters_of
 from mmspec.speech.sampling.delay import EndAt, EndsInFirst, NotYet
 from mmspec.speech.sampling.recorded import RecordedFrames, StillToCome, delayed
@@ -51,6 +51,8 @@ class Dia(DelayModel):
     decoder's, its words the text; sound begins after it. A `DacModel` reads recordings, other codecs do not.
     """
 
+    forced = True
+
     def __init__(self, model: Any, processor: Any = None, codec: Any = None):
         codec = getattr(processor, "audio_tokenizer", None) if codec is None else codec
         if codec is None:
@@ -63,7 +65,9 @@ class Dia(DelayModel):
         self.layers, self.longest, self.lead = decoder.num_hidden_layers, decoder.max_position_embeddings - 1, max(self.delays) + 1
         self.room = decoder.max_position_embeddings - 1 - self.lead  # frames up to the last of book 0, a recording's included
         self.letters = letters_of(processor, config.encoder_config.max_position_embeddings)
-        self.sampling = SpeechSampling(**sampling_defaults(model.generation_config), guidance=model.generation_config.guidance_scale)
+        found = sampling_of(model.generation_config, (*DRAWS, "guidance_scale"))
+        # as the class does with a temperature of its generation config; 0 is greedy decoding
+        self.sampling = replace(found, temperature=found.temperature and max(1.0, found.temperature))
         self._sounding(codec)
         self.clones = isinstance(self.codec, HFCodec) and self.codec.model.config.model_type == "dac"
 

@@ -22,7 +22,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.base import SpeechSampling, sampling_of
 from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows
 from mmspec.speech.sampling.delay import NotYet, forced, frame_distribution, undelayed
 from mmspec.speech.sampling.ras import RepetitionAware, higgs
@@ -252,9 +252,9 @@ def _said(role: str, text: str) -> dict[str, Any]:
 
 def _sampling(config: Any, specials: tuple[int, ...]) -> SpeechSampling:
     """The settings of a generation config. One that is greedy and repetition-aware draws again where a code repeats, as the class does."""
-    drawn = {name: value for name, value in sampling_defaults(config).items() if name != "min_p"}
+    drawn = sampling_of(config)
     window, limit = (getattr(config, name, None) for name in ("ras_win_len", "ras_win_max_num_repeat"))
     if window is None or limit is None:
-        return SpeechSampling(**drawn)
-    greedy = {"temperature": 1.0, "top_k": 1} if drawn["temperature"] == 0 else {}
-    return SpeechSampling(**(drawn | greedy), last=(higgs(window, limit, specials, Pipeline()),))
+        return drawn
+    greedy = {"temperature": 1.0, "top_k": 1} if drawn.temperature == 0 else {}
+    return replace(drawn, **greedy, last=(*drawn.last, higgs(window, limit, specials, Pipeline())))

@@ -16,7 +16,7 @@ from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
-from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.base import DRAWS, sampling_of
 from mmspec.speech.families.delayed_codebooks import DelayModel, DelayStream, EncodedText, Texts, letters_of
 from mmspec.speech.sampling.delay import NoMore, NotYet
 from mmspec.speech.sound.stream import SoundStream, StereoStream
@@ -39,7 +39,7 @@ class Musicgen(DelayModel):
         self.delays = tuple(book // self.channels for book in range(config.num_codebooks))
         self.size, self.layers, self.lead = config.vocab_size + 1, config.num_hidden_layers, max(self.delays)
         self.letters = letters_of(processor)
-        self.sampling = SpeechSampling(**sampling_defaults(generation), guidance=generation.guidance_scale)
+        self.sampling = sampling_of(generation, (*DRAWS, "guidance_scale"))
         self._sounding(model.audio_encoder if codec is None else codec)
 
     @property

@@ -21,7 +21,7 @@ from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import SpeechSampling, sampling_defaults
+from mmspec.speech.families.base import DRAWS, sampling_of
 from mmspec.speech.families.delayed_codebooks import letters_of
 from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows
 from mmspec.speech.families.musicgen import music_stream, own_positions
@@ -66,7 +66,7 @@ class MusicgenMelody(FrameModel):
         self.delays = tuple(book // self.channels for book in range(self.books))
         self.size, self.layers, self.lead = self.codes + 1, config.num_hidden_layers, max(self.delays)
         self.letters = letters_of(processor)
-        self.sampling = SpeechSampling(**sampling_defaults(generation), guidance=generation.guidance_scale)
+        self.sampling = sampling_of(generation, (*DRAWS, "guidance_scale"))
         codec = model.audio_encoder if codec is None else codec
         self.codec = codec if hasattr(codec, "stream") else HFCodec(codec)
         self.rate, self.pace = self.codec.rate, self.codec.pace

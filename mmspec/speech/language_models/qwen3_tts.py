@@ -6,6 +6,7 @@ the `subtalker_` settings of the generation config to the codes behind it. `dept
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -14,13 +15,13 @@ from torch import Tensor
 
 from mmspec.core.distributions.depth_frame import Choose, DepthFrame, FrameWriter, one_by_one
 from mmspec.core.processors.history import History, Processor
-from mmspec.core.processors.pipeline import Pipeline, Suppress, pipeline
+from mmspec.core.processors.pipeline import Pipeline, Suppress
 from mmspec.core.stopping import EndTest
 from mmspec.models.compat.cache_name import cache_keyword, cache_of
 from mmspec.models.families.base import attention_mask
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
-from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.base import DRAWS, SpeechSampling, sampling_of
 from mmspec.speech.families.codec_lm import LeastOutputs
 from mmspec.speech.families.frames import FrameModel, FramePrompt, frame_history
 from mmspec.speech.language_models.qwen3_tts_network import Qwen3TTSNetwork
@@ -90,9 +91,8 @@ class Qwen3TTS(FrameModel):
         self.rate, self.pace = (RATE, PACE) if codec is None else (codec.rate, codec.pace)
         self.voices = tuple(ids.speakers)
         self.longest = model.config.max_position_embeddings - 1
-        self.sampling = SpeechSampling(**_settings(told, ""), repetition_penalty=told.get("repetition_penalty", 1.05))
-        behind = _settings(told, "subtalker_")
-        self.depth = CodePredictor(model, pipeline(**behind) if depth is None else depth)
+        self.sampling = _settings(told)
+        self.depth = CodePredictor(model, _settings(told, "subtalker_").processors() if depth is None else depth)
         self._listen = None if codec is None or model.speaker_encoder is None else codec.listener(model.speaker_encoder)
         self.clones = self._listen is not None
         ids.controls(language, None)
@@ -292,9 +292,9 @@ class FramesUpToEnd:
                 yield piece[cut:]
 
 
-def _settings(told: Mapping[str, Any], start: str) -> dict[str, Any]:
-    """Sampling settings of a published generation config, whose defaults are those of the published code."""
-    if not told.get("subtalker_dosample" if start else "do_sample", True):
-        return {"temperature": 0.0}
-    usual = {"temperature": 0.9, "top_k": 50, "top_p": 1.0}
-    return {name: told.get(start + name, value) for name, value in usual.items()}
+def _settings(told: Mapping[str, Any], start: str = "") -> SpeechSampling:
+    """The settings of a published generation config, of the talker or of what begins with `start`, over those of the published code."""
+    usual = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0} | ({} if start else {"repetition_penalty": 1.05})
+    own = {name.removeprefix(start): value for name, value in told.items() if name.startswith(start)}
+    own |= {"do_sample": own["dosample"]} if "dosample" in own else {}
+    return sampling_of(SimpleNamespace(**usual | own), DRAWS if start else (*DRAWS, "repetition_penalty"))

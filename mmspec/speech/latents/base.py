@@ -209,7 +209,9 @@ class LatentModel(SpeechModel):
             waves, first = decode_rows([len(row) for row in rows], lambda row: self.speak(rows[row]), clock, on_sound)
         lengths = torch.tensor([len(row) for row in rows], device=self.model.device)
         tokens, worst = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True), [float("nan")] * len(rows)
-        return Speech(tokens, lengths, stats, waves, self.rate, first, worst, perf_counter() - clock)
+        return Speech(
+            tokens, lengths, stats, waves, self.rate, first, worst, perf_counter() - clock, finish_reasons=tuple(stopping.finish_reasons)
+        )
 
 
 def checked_sigma(sigma_out: float) -> float:

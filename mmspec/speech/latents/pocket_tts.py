@@ -13,7 +13,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.models.compat import pocket_placeholders
 from mmspec.models.families.base import refuse_unsupported
 from mmspec.models.target import HFTarget
-from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.base import sampling_of
 from mmspec.speech.latents.base import SIGMA_OUT, Inputs, LatentModel, Scale, checked_sigma
 from mmspec.speech.latents.pocket_network import FlowSampler, PocketFamily, budget, check_prompt
 
@@ -47,6 +47,9 @@ class Spoken(DefaultStopping):
         self.since = torch.minimum(self.since, torch.where(said, place, 1 << 40).amin(1))
         self._over = place >= (self.since + self.after)[:, None]
         return super().commit(draft, scored, verdict)
+
+    def _at_end(self, row: int) -> bool:
+        return len(self.outputs[row]) > int(self.since[row] + self.after[row])
 
 
 class PocketTTS(LatentModel):
@@ -82,7 +85,7 @@ class PocketTTS(LatentModel):
         own = model.generation_config
         found = {name: next(v for v in (given[name], getattr(own, name, None), OWN[name]) if v is not None) for name in OWN}
         self.flow_steps, self.threshold, self.least = found.values()
-        self.sampling = SpeechSampling((1.0 if own.temperature is None else own.temperature) if own.do_sample else 0.0)
+        self.sampling = sampling_of(own, ("do_sample", "temperature"))  # the variance of the noise: there are no ids to truncate
 
     def check(self, inputs: Inputs) -> None:
         """Raise ValueError for invalid prompts; see `LatentModel.check`."""

@@ -19,7 +19,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.models.compat import is_vibevoice, vibevoice_scheduler
 from mmspec.models.families.base import refuse_unsupported, text_prompt
 from mmspec.models.target import HFTarget
-from mmspec.speech.families.base import SpeechSampling
+from mmspec.speech.families.base import DRAWS, SpeechSampling, sampling_of
 from mmspec.speech.latents.base import SIGMA_OUT, Inputs, LatentModel, Scale, checked_sigma
 from mmspec.speech.latents.vibevoice_network import DenoisedLatent, Ids, Streams, VibeVoiceFamily
 
@@ -54,7 +54,9 @@ class VibeVoice(LatentModel):
         own = model.generation_config
         found = noise_scheduler or getattr(own, "noise_scheduler", None) or vibevoice_scheduler(model, own)
         self.scheduler, self.steps = _deterministic(found), num_diffusion_steps or getattr(own, "num_diffusion_steps", None) or 10
-        self.guidance = 1.0 if own.guidance_scale is None else own.guidance_scale
+        # of the other settings its class reads none: it takes the likeliest token whatever do_sample says
+        scale = sampling_of(own, (*DRAWS, "guidance_scale")).guidance
+        self.guidance = 1.0 if scale is None else scale
         reader = getattr(processor, "feature_extractor", None)
         self.rate = getattr(reader, "sampling_rate", RATE)
         self.pace = self.rate / model.config.audio_config.hop_length

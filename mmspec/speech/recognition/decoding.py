@@ -5,7 +5,7 @@ for every step's scores, and for words' times for cross-attentions. Both are com
 """
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import Any
@@ -19,6 +19,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Step
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import LENGTH, STOP
 from mmspec.models import compat
 from mmspec.models.families.registry import positions_of
 from mmspec.models.target import HFTarget
@@ -125,6 +126,18 @@ class _Window(DropInCall):
         draft = pending.extend_chain(new, torch.full_like(pending.start, new.shape[1]))
         scores = session.score(draft).p.scores[:, : new.shape[1]]
         return tuple(scores.to(sequences.device).unbind(1))
+
+
+def finish_reason_of(model: Any, written: Sequence[Tensor]) -> str:
+    """Return why the transcript of a recording ended, of `core.stopping.FINISH_REASONS`.
+
+    Args:
+        model: the recogniser.
+        written: ids LongTensor [T] of every window of the recording, ends and padding included: a window that was cut ends in neither.
+    """
+    config = model.generation_config
+    ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    return LENGTH if any(int(ids[-1]) not in (*ends, config.pad_token_id) for ids in written if len(ids)) else STOP
 
 
 def _row_seed(seed: int | None, sound: Tensor, ids: Tensor, config: Any) -> int:

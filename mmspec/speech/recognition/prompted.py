@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.models.families.registry import positions_of
-from mmspec.speech.recognition.decoding import RecognitionDecoding
+from mmspec.speech.recognition.decoding import RecognitionDecoding, finish_reason_of
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Transcript
 from mmspec.speech.recognition.voxtral import transcription_request
@@ -51,8 +51,16 @@ def transcribe_prompted(
     most = options.max_new_tokens or min(MOST, (positions_of(model) or 10 * MOST) - max(1, prompt))
     ids = model.generate(**inputs, custom_generate=decoding, do_sample=False, num_beams=1, max_new_tokens=most)
     rate = extractor_of(processor).sampling_rate
-    rows = zip(waves, ids[:, prompt:].tolist(), written_texts(processor, ids[:, prompt:]), strict=True)
-    return [Transcript(text.strip(), options.language, len(wave) / rate, tokens=tuple(row)) for wave, row, text in rows]
+    return [
+        Transcript(
+            text=text.strip(),
+            language=options.language,
+            seconds=len(wave) / rate,
+            tokens=tuple(row.tolist()),
+            finish_reason=finish_reason_of(model, [row]),
+        )
+        for wave, row, text in zip(waves, ids[:, prompt:], written_texts(processor, ids[:, prompt:]), strict=True)
+    ]
 
 
 def check_recogniser(model: Any) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.core.control import Control
@@ -175,6 +176,8 @@ def _wave(sound: Sound, rate: int) -> Tensor:
     if wave.dim() != 1 or len(wave) == 0:
         name = f"sound of shape {list(wave.shape)}" if isinstance(sound, Tensor) else f"audio file {sound}"
         raise ValueError(f"{name} holds no samples of one channel: give float [T] with T > 0")
+    if not torch.isfinite(wave).all():
+        raise ValueError(f"sound of {len(wave)} samples holds NaN or infinity: give finite ones")
     return wave
 
 

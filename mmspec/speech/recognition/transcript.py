@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from mmspec.core.stats import Stats
+from mmspec.core.stopping import LENGTH, STOP
 
 FORMATS = ("text", "srt", "vtt", "json")
 
@@ -50,6 +51,7 @@ class Transcript:
         seconds: length of the recording.
         segments: its parts with their times; empty without timestamps.
         tokens: the ids of the text, timestamps included.
+        finish_reason: "stop"; or "length" where a window, or a part, was cut at its most tokens, so that words may be missing behind it.
     """
 
     text: str
@@ -57,6 +59,7 @@ class Transcript:
     seconds: float
     segments: tuple[Segment, ...] = ()
     tokens: tuple[int, ...] = field(default=(), repr=False)
+    finish_reason: str = STOP
 
     def formatted(self, form: str = "text") -> str:
         """Return the transcript as the contents of a file.
@@ -110,6 +113,11 @@ class Transcription:
         return [each.text for each in self.transcripts]
 
     @property
+    def finish_reasons(self) -> list[str]:
+        """The `Transcript.finish_reason` of every recording."""
+        return [each.finish_reason for each in self.transcripts]
+
+    @property
     def real_time_factor(self) -> float:
         """Seconds of work per second of sound, over all recordings."""
         return self.seconds / max(1e-9, sum(each.seconds for each in self.transcripts))
@@ -132,6 +140,7 @@ def joined_transcript(parts: Sequence[tuple[float, Transcript]], seconds: float)
         seconds=seconds,
         segments=tuple(_moved(segment, start) for start, each in ordered for segment in each.segments),
         tokens=tuple(number for _, each in ordered for number in each.tokens),
+        finish_reason=LENGTH if any(each.finish_reason == LENGTH for _, each in ordered) else STOP,
     )
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.models import compat
-from mmspec.speech.recognition.decoding import RecognitionDecoding
+from mmspec.speech.recognition.decoding import RecognitionDecoding, finish_reason_of
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word
 from mmspec.speech.recognition.word_times import token_times
@@ -63,6 +63,7 @@ def transcribe_whisper(
                 seconds=len(wave) / rate,
                 segments=parts if long or options.timestamps else (),
                 tokens=tuple(ids),
+                finish_reason=finish_reason_of(model, [_window_ids(part["result"]) for part in segments]),
             )
         )
     return rows
@@ -129,6 +130,11 @@ def attention_restored(model: Any) -> Iterator[None]:
     finally:
         if compat.attention_of(model.config) != before:
             model.set_attn_implementation(before)
+
+
+def _window_ids(result: Any) -> Tensor:
+    """The ids [P + T] of a segment's window, as `generate` returns them."""
+    return result if isinstance(result, Tensor) else result["sequences"]
 
 
 def _segment(tokenizer: Any, part: dict[str, Any], spoken: int | None, ends: list[float] | None) -> Segment:

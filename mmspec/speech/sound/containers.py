@@ -1,55 +1,74 @@
 """Sound in containers that libsndfile does not read (M4A, AAC, WMA, WebM, the sound of clips), by PyAV."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import numpy as np
 
 SUFFIXES = (".m4a", ".mp4", ".m4b", ".aac", ".wma", ".webm", ".mka", ".mkv", ".mov", ".3gp", ".amr", ".ac3")
 """Endings of files that are read here."""
-MOST_SECONDS = 24 * 3600
-"""Longest sound, so that a small file cannot fill the memory."""
 
 
-def read_container(path: str | Path) -> "tuple[Tensor, int]":
-    """Read the first stream of sound in a file.
+class Container:
+    """The first stream of sound in a file, read forward as a `soundfile.SoundFile` is.
 
     Args:
         path: a file that ends in one of `SUFFIXES`.
 
-    Returns:
-        Samples, float32 [T, channels], and samples a second.
-
     Raises:
-        ValueError: for a file without sound, one that is broken or too long, and where PyAV is not installed.
+        ValueError: for a file without sound, and where PyAV is not installed.
     """
-    import numpy as np
-    import torch
 
-    try:
-        import av  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise ValueError(
-            f"audio file {path} is no WAV, FLAC, OGG or MP3, and reading {Path(path).suffix} needs PyAV: "
-            "pip install 'mmspec[video]', or convert it"
-        ) from None
-    pieces: list[Any] = []
-    try:
-        with av.open(str(path), options={"protocol_whitelist": "file"}) as file:
-            if not file.streams.audio:
-                raise ValueError(f"audio file {path} holds no sound")
-            stream: Any = file.streams.audio[0]
-            rate, count, turned = int(stream.rate), 0, None
-            for frame in file.decode(stream):
-                turned = turned or av.AudioResampler(format="fltp", layout=frame.layout, rate=rate)
-                for piece in turned.resample(frame):
-                    pieces.append(piece.to_ndarray())
-                    count += pieces[-1].shape[1]
-                if count > MOST_SECONDS * rate:
-                    raise ValueError(f"audio file {path} is longer than {MOST_SECONDS // 3600} hours: cut it")
-    except (av.error.FFmpegError, OSError) as error:
-        raise ValueError(f"audio file {path} cannot be read ({str(error).splitlines()[0]}): convert it to WAV, FLAC, OGG or MP3") from None
-    if not pieces:
-        raise ValueError(f"audio file {path} holds no samples")
-    return torch.from_numpy(np.concatenate(pieces, 1).T.copy()), rate
+    frames = 2**62  # how many there are is known at the end
+
+    def __init__(self, path: str | Path):
+        try:
+            import av  # pyright: ignore[reportMissingImports]
+        except ImportError:
+            raise ValueError(
+                f"audio file {path} is no WAV, FLAC, OGG or MP3, and reading {Path(path).suffix} needs PyAV: "
+                "pip install 'mmspec[video]', or convert it"
+            ) from None
+        self.path, self.errors = path, (av.error.FFmpegError, OSError)
+        with self._told():
+            self._file = av.open(str(path), options={"protocol_whitelist": "file"})
+        if not self._file.streams.audio:
+            raise ValueError(f"audio file {path} holds no sound")
+        stream: Any = self._file.streams.audio[0]
+        self.samplerate, self.channels = int(stream.rate), int(stream.channels)
+        self._blocks = self._decoded(av.AudioResampler, stream)
+        self._rest = np.zeros((0, self.channels), np.float32)
+
+    def __enter__(self) -> "Container":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._file.close()
+
+    def read(self, frames: int, dtype: str = "float32", always_2d: bool = True) -> np.ndarray:
+        """Return the next samples, float32 [at most `frames`, channels]; none at the end."""
+        pieces, count = [self._rest], len(self._rest)
+        with self._told():
+            while count < frames and (block := next(self._blocks, None)) is not None:
+                pieces.append(block)
+                count += len(block)
+        samples = np.concatenate(pieces)
+        self._rest = samples[frames:]
+        return samples[:frames]
+
+    def _decoded(self, resampler: Any, stream: Any) -> Iterator[np.ndarray]:
+        planes = None  # of floats, as the first frame's channels and rate are
+        for frame in self._file.decode(stream):
+            planes = planes or resampler(format="fltp", layout=frame.layout, rate=self.samplerate)
+            for piece in planes.resample(frame):
+                yield piece.to_ndarray().T
+
+    @contextmanager
+    def _told(self) -> Iterator[None]:
+        try:
+            yield
+        except self.errors as error:
+            reason = str(error).splitlines()[0]
+            raise ValueError(f"audio file {self.path} cannot be read ({reason}): convert it to WAV, FLAC, OGG or MP3") from None

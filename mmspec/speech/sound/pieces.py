@@ -77,7 +77,7 @@ class Sounds:
         waves = [torch.cat(pieces) if pieces else torch.zeros(0) for pieces in self.pieces]
         return Speech(
             out.tokens, out.lengths, out.stats, waves, self.rate, self.first, self.worst, self.seconds,
-            self.underruns, [self.jitter(row) for row in range(len(waves))],
+            self.underruns, [self.jitter(row) for row in range(len(waves))], finish_reasons=out.finish_reasons,
         )  # fmt: skip
 
     def _told(self, row: int, pieces: Iterator[Tensor]) -> Iterator[tuple[int, Tensor]]:

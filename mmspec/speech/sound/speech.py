@@ -64,6 +64,7 @@ class Speech(Result):
     jitter: list[float] = field(default_factory=list)
 
     def __post_init__(self):
+        super().__post_init__()
         rows = len(self.waveforms)
         object.__setattr__(self, "underruns", self.underruns or [0] * rows)
         object.__setattr__(self, "jitter", self.jitter or [float("nan")] * rows)

@@ -6,7 +6,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mmspec.speech.sound.audio import at_rate, check_sound
+from mmspec.speech.sound.audio import at_rate, read_sound_and_rate
+from mmspec.speech.sound.files import check_rate
 from mmspec.utils.strict import strict
 
 
@@ -24,7 +25,7 @@ class VoiceSample:
         text: the words said in it; most models need them.
 
     Raises:
-        ValueError: for samples that are empty, not finite or of several channels, or for a rate below 1.
+        ValueError: for samples that are empty, not finite or of several channels, or for a rate that is none of sound.
     """
 
     samples: Tensor
@@ -34,8 +35,7 @@ class VoiceSample:
     def __post_init__(self):
         if self.samples.dim() != 1 or not len(self.samples) or not torch.isfinite(self.samples).all():
             raise ValueError(f"a voice's samples have shape {list(self.samples.shape)}: give one finite number or more, one channel [S]")
-        if self.rate < 1:
-            raise ValueError(f"a voice's rate is {self.rate}: give its samples a second, such as 24000")
+        check_rate(self.rate, "a voice's rate")
 
     @staticmethod
     @strict
@@ -51,13 +51,9 @@ class VoiceSample:
 
         Raises:
             FileNotFoundError: if the file does not exist.
-            ValueError: if it holds no sound.
+            ValueError: if it cannot be read or holds no sound.
         """
-        import soundfile
-
-        check_sound(path)
-        samples, rate = soundfile.read(path, dtype="float32", always_2d=True)
-        return VoiceSample(torch.from_numpy(samples).mean(1), int(rate), text)
+        return VoiceSample(*read_sound_and_rate(path), text)
 
     def at(self, rate: int) -> Tensor:
         """Resample the recording.

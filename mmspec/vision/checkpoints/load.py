@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.models.checkpoint_loading import loaded
+from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, loaded
 from mmspec.utils.files import is_path
 from mmspec.utils.weights import own_memory
 from mmspec.vision.checkpoints.llamagen import load_llamagen_file
@@ -111,7 +111,8 @@ def _checkpoint(where: str, dtype: str, device: torch.device | str, decoder: Cal
     import transformers as hf
 
     try:
-        config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
+        with contents_of(CONFIG):
+            config = hf.AutoConfig.from_pretrained(where, trust_remote_code=False)
         names = config.architectures or []
         lumina = LUMINA in names or "lumina" in Path(where).name.lower()
         kinds = ["ChameleonForConditionalGeneration" if name == LUMINA else name for name in names]
@@ -121,7 +122,8 @@ def _checkpoint(where: str, dtype: str, device: torch.device | str, decoder: Cal
         model = loaded(getattr(hf, kind), where, dtype=dtype, trust_remote_code=False).to(device).eval()
         pixels = kind.startswith("ImageGPT")
         reader = hf.AutoImageProcessor if pixels else hf.AutoTokenizer if kind.startswith("Chameleon") and lumina else hf.AutoProcessor
-        processor = reader.from_pretrained(where, trust_remote_code=False)
+        with contents_of(READER):
+            processor = reader.from_pretrained(where, trust_remote_code=False)
     except (OSError, ValueError, RecursionError, KeyError, ImportError) as error:
         lines = str(error).strip().splitlines()
         raise ValueError(f"model {where} cannot be loaded: {lines[0] if lines else type(error).__name__}") from None

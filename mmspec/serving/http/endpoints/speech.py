@@ -36,7 +36,8 @@ async def synthesize_text(request: Request) -> Response:
         request: the request; its body is `SpeechBody`.
 
     Returns:
-        The sound file; pcm as it is made.
+        The sound file, whose header X-Finish-Reason is "length" where it was cut at its longest duration, else "stop"; or pcm as it is
+        made, when its end is not known yet.
 
     Raises:
         ApiError: for what is wrong with the request.
@@ -57,6 +58,7 @@ async def synthesize_text(request: Request) -> Response:
     out = await answer(request, source.whole(), state.limits.timeout)
     state.metrics.add(served.id, [out.stats])
     file = await asyncio.to_thread(sound_bytes, out.waveforms[0], out.sample_rate, body.response_format)
+    headers["X-Finish-Reason"] = str(out.finish_reasons[0])
     return Response(file, media_type=_MEDIA[body.response_format], headers=headers)
 
 

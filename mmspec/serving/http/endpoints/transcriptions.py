@@ -1,10 +1,7 @@
 """`/v1/audio/transcriptions`."""
 
-import io
 from typing import Any
 
-import soundfile
-import torch
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import ValidationError
@@ -19,7 +16,7 @@ from mmspec.serving.http.schemas.media import TranscriptionFields
 from mmspec.speech.recognition.prompted import extractor_of
 from mmspec.speech.recognition.transcribe import transcribe as write_down
 from mmspec.speech.recognition.transcript import Transcript
-from mmspec.speech.sound.audio import at_rate
+from mmspec.speech.sound.audio import SoundTooLong, read_sound_and_rate
 
 router = APIRouter()
 _MEDIA = {"text": "text/plain; charset=utf-8", "srt": "application/x-subrip", "vtt": "text/vtt"}
@@ -33,7 +30,8 @@ async def transcribe_upload(request: Request) -> Response:
         request: a multipart form with the file and `TranscriptionFields`.
 
     Returns:
-        The text in the format that was asked for.
+        The text in the format that was asked for. The header X-Finish-Reason, and `finish_reason` in JSON, is "length" where the text was
+        cut at the most tokens of a window, else "stop".
 
     Raises:
         ApiError: for what is wrong with the request.
@@ -93,26 +91,22 @@ def decoded_sound(content: bytes, rate: int, most: float) -> Tensor:
         ApiError: 400, for what is no sound file; 413, for a longer recording.
     """
     try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
-            if len(file) > most * file.samplerate:
-                raise ApiError(413, f"the recording has more than {most:g} s", "file", "too_large")
-            samples = file.read(int(most * file.samplerate) + 1, dtype="float32", always_2d=True)
-            found = file.samplerate
-    except soundfile.LibsndfileError as error:
-        raise ApiError(400, f"the file cannot be read ({error.error_string}): send WAV, FLAC, OGG or MP3", "file") from None
-    if not len(samples):
-        raise ApiError(400, "the file holds no sound", "file")
-    return at_rate(torch.from_numpy(samples).mean(1), found, rate)
+        return read_sound_and_rate(content, rate, most)[0]
+    except SoundTooLong as error:
+        raise ApiError(413, str(error), "file", "too_large") from None
+    except ValueError as error:
+        raise ApiError(400, str(error), "file") from None
 
 
 def _response(found: Transcript, fields: TranscriptionFields, facts: dict[str, Any]) -> Response:
-    form = fields.response_format
+    form, headers = fields.response_format, {"X-Finish-Reason": found.finish_reason}
+    facts = facts | {"finish_reason": found.finish_reason}
     if form in _MEDIA:
-        return Response(found.formatted(form), media_type=_MEDIA[form])
+        return Response(found.formatted(form), media_type=_MEDIA[form], headers=headers)
     if form == "json":
-        return JSONResponse({"text": found.text, "mmspec": facts})
+        return JSONResponse({"text": found.text, "mmspec": facts}, headers=headers)
     segments = [{"id": number, "start": part.start, "end": part.end, "text": part.text} for number, part in enumerate(found.segments)]
     told = {"task": "transcribe", "language": found.language or "", "duration": found.seconds, "text": found.text, "segments": segments}
     if "word" in fields.timestamp_granularities:
         told["words"] = [{"word": word.text, "start": word.start, "end": word.end} for part in found.segments for word in part.words]
-    return JSONResponse(told | {"mmspec": facts})
+    return JSONResponse(told | {"mmspec": facts}, headers=headers)
