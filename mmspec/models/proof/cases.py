@@ -11,7 +11,7 @@ from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.proof.alterations import Alteration
 from mmspec.models.proof.columns import dependence
-from mmspec.models.proof.facts import edges, has_plain_reference
+from mmspec.models.proof.facts import edges, has_experts, has_plain_reference
 from mmspec.models.proof.probes import ACROSS, CHAIN, SHORT, TREE, TREE_ACROSS, Probe, ProbeRound, difference
 from mmspec.models.proof.twin import twin_of
 
@@ -36,11 +36,11 @@ class NoTwin(Exception):
 
 
 class Failed(Exception):
-    """A case that failed; the message describes it. `trees_only` if chains are right."""
+    """A case that failed; the message describes it. `trees_only` if chains are right; `place` is the module at fault, if one was found."""
 
-    def __init__(self, line: str, trees_only: bool = False):
+    def __init__(self, line: str, trees_only: bool = False, place: str = ""):
         super().__init__(line)
-        self.trees_only = trees_only
+        self.trees_only, self.place = trees_only, place
 
 
 @dataclass(frozen=True)
@@ -152,14 +152,13 @@ def own_cases(trees: bool) -> list[Case]:
 
 
 def check_columns(model: Any, probe: Probe, coarse: bool) -> None:
-    """Failed if a column of a forward depends on others. `coarse` if the model's arithmetic may round as int8 does."""
-    exact = model.dtype is torch.float32
-    found = dependence(probe, _REPEATED if exact else _REPEATED_ROUGHLY, EXACT if exact and not coarse else _ROUGH, coarse or not exact)
+    """Failed if a column of a forward depends on others. `coarse` if the model's arithmetic may round as that of int8 does."""
+    exact, name = model.dtype is torch.float32, type(model).__name__
+    equal = _REPEATED if exact else _ROUGH if has_experts(model) else _REPEATED_ROUGHLY  # experts get as many columns as choose them
+    found = dependence(probe, equal, EXACT if exact and not coarse else _ROUGH, coarse or not exact)
     if found is not None:
-        place = f", first in {found.place}" if found.place else ""
-        raise Failed(
-            f"{type(model).__name__}: the logits of a drafted token change by {found.away:.2g} of their spread with {found.cause}{place}"
-        )
+        line = f"{name}: the logits of a drafted token change by {found.away:.2g} of their spread with {found.cause}"
+        raise Failed(f"{line}, first in {found.place}" if found.place else line, place=found.place)
 
 
 def check_repeats(model: Any, family: Any) -> Probe:

@@ -12,7 +12,7 @@ import torch
 import transformers
 
 from mmspec.models.compat import attention_of, execution_device
-from mmspec.models.proof.twin import WINDOWS
+from mmspec.models.proof.twin import EXPERTS, WINDOWS
 
 _FLAGS = ("alibi", "use_alibi", "position_embedding_type", "use_bidirectional_attention", "is_causal", "use_sliding_window")
 _IGNORED = (
@@ -190,3 +190,9 @@ def has_plain_reference(model: Any, family: Any) -> bool:
     """
     text = model.config.get_text_config(decoder=True)
     return not (getattr(family, "cached_reference", False) or getattr(text, "use_bidirectional_attention", False))
+
+
+def has_experts(model: Any) -> bool:
+    """True if some layers of a model send each column to some of several experts."""
+    config = model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) for name in EXPERTS)
