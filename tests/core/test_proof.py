@@ -9,7 +9,10 @@ import torch
 import transformers as hf
 
 import mmspec
+from mmspec.bench.check.custom import pair_of_models
+from mmspec.bench.check.drafters import check_drafter
 from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.token import Token
 from mmspec.models import session as sessions
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
@@ -21,6 +24,7 @@ from mmspec.models.proof.alterations import alterations
 from mmspec.models.proof.probes import Probe
 from mmspec.models.proof.require import Proof, prove, require
 from mmspec.models.target import HFTarget
+from mmspec.run.config import Config, RunSection
 from mmspec.run.drafters import drafter_of
 from tests.families import FAMILIES, build, inputs_for
 from tests.hybrids import HYBRIDS
@@ -165,6 +169,24 @@ def test_what_libraries_do_without_changing_a_result_is_no_alteration(monkeypatc
         model.lm_head.weight = model.model.embed_tokens.weight
     assert not list(alterations(model))
     assert prove(model) == Proof(True, True)
+
+
+@pytest.mark.parametrize("name", ["torch's dynamic int8", "a hook on the last column", "an adapter with batch statistics"])
+@pytest.mark.parametrize("accept", ["exact", "token"])
+def test_an_altered_drafter_changes_nothing_but_acceptance(monkeypatch, name, accept):
+    target, inputs = build(FAMILIES["Llama"], seed=1), inputs_for("Llama", 2)
+    drafter = ALTERED[name][0](monkeypatch)
+    if accept == "exact":
+        options = {"max_new_tokens": 8, "temperature": 0.7, "seed": 3}
+        out = mmspec.text.generate(target, inputs, drafter=drafter, draft_length=3, **options)
+        assert torch.equal(out.tokens, mmspec.text.generate(target, inputs, **options).tokens)
+        assert out.stats.drafted > 0
+    else:
+        config = Config(run=RunSection(max_new_tokens=16, temperature=0.8))
+        pair = pair_of_models(target, drafter, accept=Token(), config=config)
+        found = check_drafter(pair, pair.examples[:2])
+        assert {finding.name for finding in found} >= {"drafter: draws from its q"}
+        assert all(finding.passed and "nothing to test" not in finding.detail for finding in found), found
 
 
 def test_a_covered_class_is_looked_at_anew_when_its_model_changes(monkeypatch):
