@@ -1,11 +1,15 @@
 """Models and families with one planted mistake each, for the tests of `mmspec.models.proof.require` and `mmspec check`."""
 
+import functools
+import sys
+import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 import transformers as hf
+from torch import nn
 
 from mmspec.core.records import PAD, Draft
 from mmspec.models import session as sessions
@@ -128,3 +132,187 @@ MODELS = {
     "1 % noise": lambda: one_percent_noise(untested()),
     "NaN logits": lambda: nan_weights(untested()),
 }
+
+
+# --- altered models of covered classes: what is computed is not what their class says -------------------------------------
+
+
+class OneScale(nn.Linear):
+    """Rounds what enters it to 8 bits, with one scale for all columns."""
+
+    def forward(self, x):
+        scale = x.abs().amax() / 127
+        return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
+
+
+class ScalePerToken(nn.Linear):
+    def forward(self, x):
+        scale = x.abs().amax(-1, keepdim=True) / 127
+        return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
+
+
+class WeightWithOneScale(torch.Tensor):
+    """A weight that rounds what it is multiplied with, as quantisers that replace weights do."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        if function is nn.functional.linear:
+            scale = args[0].abs().amax() / 127
+            args = ((args[0] / scale).round() * scale, *args[1:])
+        return super().__torch_function__(function, types, args, kwargs or {})
+
+
+class BatchAdapter(nn.Module):
+    """Adds what it computes from the statistics of all columns."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.norm = inner, nn.BatchNorm1d(32, track_running_stats=False)
+
+    def forward(self, x):
+        out = self.inner(x)
+        return out + (self.norm(out.flatten(0, -2)).view_as(out) if out[..., 0].numel() > 1 else 0)
+
+
+def llama(**settings: Any) -> Any:
+    return build(Case(lambda: hf.LlamaForCausalLM(hf.LlamaConfig(**LLAMA, **settings)), "decoder"))
+
+
+def with_linears(kind: type, model: Any) -> Any:
+    for module in model.modules():
+        if type(module) is nn.Linear:
+            module.__class__ = kind
+    return model
+
+
+def with_weights(kind: type, model: Any) -> Any:
+    layer = model.model.layers[1].mlp.up_proj
+    layer.weight = nn.Parameter(layer.weight.detach().as_subclass(kind), requires_grad=False)
+    return model
+
+
+def dynamically_quantized(model: Any) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+
+
+def changed(output: Any, column: slice = slice(-1, None)) -> Any:
+    """What a layer returns, changed in its last column."""
+    output = output.clone()
+    output[:, column] += 0.1 * output[:, column].roll(1, -1)
+    return output
+
+
+def last_column_hooked(model: Any) -> Any:
+    model.model.layers[1].register_forward_hook(lambda module, args, output: changed(output))
+    return model
+
+
+def first_column_hooked(model: Any) -> Any:
+    model.model.layers[1].register_forward_hook(lambda module, args, output: changed(output, slice(1)))
+    return model
+
+
+def end_of_prompt_hooked(model: Any) -> Any:
+    hook = lambda module, args, output: changed(output) if output.shape[1] > 1 else output  # noqa: E731
+    model.model.layers[1].register_forward_hook(hook)
+    return model
+
+
+def last_column_before(model: Any) -> Any:
+    model.model.layers[1].register_forward_pre_hook(lambda module, args: (changed(args[0]), *args[1:]))
+    return model
+
+
+def own_forward(model: Any) -> Any:
+    layer = model.model.layers[1].mlp
+    before = layer.forward
+    layer.forward = torch.no_grad()(lambda x: changed(before(x)))
+    return model
+
+
+def parametrized(model: Any) -> Any:
+    class Doubled(nn.Module):
+        def forward(self, weight):
+            return weight * 2
+
+    nn.utils.parametrize.register_parametrization(model.model.layers[1].mlp.up_proj, "weight", Doubled())
+    return model
+
+
+def hooked_to_look(model: Any) -> Any:
+    model.model.layers[0].register_forward_hook(lambda *args: None)
+    return model
+
+
+def batch_adapter(model: Any) -> Any:
+    model.model.layers[0].mlp = BatchAdapter(model.model.layers[0].mlp).eval()
+    return model
+
+
+def with_lora(model: Any) -> Any:
+    import peft
+
+    adapted = peft.get_peft_model(model, peft.LoraConfig(target_modules="all-linear", r=2, lora_dropout=0.1))
+    for name, weight in adapted.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(0))
+    return adapted.base_model.model.eval()
+
+
+def class_forward(model: Any, monkeypatch: Any) -> Any:
+    kind = type(model.model.layers[0].mlp)
+    before = kind.forward
+    monkeypatch.setattr(kind, "forward", functools.wraps(before)(lambda self, x: changed(before(self, x))))
+    return model
+
+
+def helper_function(model: Any, monkeypatch: Any) -> Any:
+    file = sys.modules[type(model).__module__]
+    before = file.apply_rotary_pos_emb
+    monkeypatch.setattr(file, "apply_rotary_pos_emb", lambda q, k, *rest, **more: (changed(q.mT).mT, before(q, k, *rest, **more)[1]))
+    return model
+
+
+def replaced_attention(model: Any, monkeypatch: Any) -> Any:
+    sdpa = hf.AttentionInterface()["sdpa"]
+
+    def one_for_all(module, query, key, value, *rest, **more):
+        """Every column gets a part of what all columns get."""
+        out, weights = sdpa(module, query, key, value, *rest, **more)
+        return out + 0.05 * out.mean(1, keepdim=True), weights
+
+    monkeypatch.setitem(hf.AttentionInterface._global_mapping, "sdpa", one_for_all)
+    return model
+
+
+def hook_of_all(model: Any, monkeypatch: Any) -> Any:
+    hook = lambda module, args, output: changed(output) if type(module).__name__ == "LlamaMLP" else None  # noqa: E731
+    monkeypatch.setitem(nn.modules.module._global_forward_hooks, -1, hook)
+    return model
+
+
+ALTERED = {
+    "one scale for all columns": (lambda _: with_linears(OneScale, llama()), "with what is drafted after it, first in model.layers.0"),
+    "torch's dynamic int8": (lambda _: dynamically_quantized(llama()), "model.layers.0.self_attn.q_proj (torch.ao.nn.quantized.dynamic"),
+    "weights that round": (lambda _: with_weights(WeightWithOneScale, llama()), "first in model.layers.1.mlp.up_proj (Linear)"),
+    "an adapter with batch statistics": (lambda _: batch_adapter(llama()), "first in model.layers.0.mlp"),
+    "a hook on the last column": (lambda _: last_column_hooked(llama()), "model.layers.1 (LlamaDecoderLayer, which has a forward hook)"),
+    "a hook on the first column": (lambda _: first_column_hooked(llama()), "first in model.layers.1 (LlamaDecoderLayer"),
+    "a hook on the end of a prompt": (lambda _: end_of_prompt_hooked(llama()), "model.layers.1 (LlamaDecoderLayer"),
+    "a hook before a layer": (lambda _: last_column_before(llama()), "model.layers.1"),
+    "a forward of a module's own": (lambda _: own_forward(llama()), "model.layers.1.mlp (LlamaMLP, which has a forward of its own)"),
+    "a replaced forward of a class": (lambda patch: class_forward(llama(), patch), "model.layers.0.mlp"),
+    "a replaced helper function": (lambda patch: helper_function(llama(), patch), "model.layers.0.self_attn"),
+    "a replaced attention function": (lambda patch: replaced_attention(llama(), patch), "model.layers.0.self_attn"),
+    "a hook of all modules": (lambda patch: hook_of_all(llama(), patch), "model.layers.0.mlp"),
+}
+"""Llamas, a covered class, whose columns depend on others, and a part of the line that refuses each."""
+HARMLESS = {
+    "a scale per token": lambda: with_linears(ScalePerToken, llama()),
+    "LoRA": lambda: with_lora(llama()),
+    "a hook that looks": lambda: hooked_to_look(llama()),
+    "a parametrization": lambda: parametrized(llama()),
+}
+"""Altered Llamas that are exact."""

@@ -144,7 +144,7 @@ def state_of(model: nn.Module) -> tuple[Any, ...]:
         A value that is equal as long as a copy of `model` is valid.
     """
     state: list[Any] = []
-    for module in _tree(uncompiled(model)):
+    for module in module_tree(uncompiled(model)):
         _add_state(state, module)
     return tuple(state)
 
@@ -183,7 +183,7 @@ def _scripted(module: nn.Module) -> bool:
     return isinstance(module, torch.jit.ScriptModule)
 
 
-def _tree(root: nn.Module) -> list[nn.Module]:
+def module_tree(root: nn.Module) -> list[nn.Module]:
     """Every module once, parents first, compiled ones without their wrappers."""
     found: dict[int, nn.Module] = {}
     left = [root]
@@ -212,7 +212,7 @@ def _add_state(state: list[Any], module: nn.Module) -> None:
 
 
 def _copied(model: nn.Module, state: tuple[Any, ...]) -> _Copied:
-    modules, held = _tree(model), []
+    modules, held = module_tree(model), []
     found: dict[int, Any] = {id(module): module if _scripted(module) else module.__class__.__new__(module.__class__) for module in modules}
     for module in modules:
         other = found[id(module)]

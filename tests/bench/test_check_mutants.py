@@ -7,6 +7,7 @@ import torch
 
 from mmspec.bench.check.custom import pair_of_models
 from mmspec.bench.check.findings import CAUSES, likely_cause
+from mmspec.bench.check.models import check_model
 from mmspec.bench.check.targets import check_target
 from mmspec.bench.check.verify import Plan, verify
 from mmspec.core.distributions.categorical import Categorical
@@ -19,7 +20,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config, RunSection
 from tests.families import FAMILIES, build
-from tests.proof_mutants import LAYOUTS, MODELS, dropout_left_on, laid_out, nan_weights, one_percent_noise
+from tests.proof_mutants import ALTERED, HARMLESS, LAYOUTS, MODELS, dropout_left_on, laid_out, nan_weights, one_percent_noise
 from tests.text.test_families import another
 
 NAMED = ("Llama", "Qwen2", "Qwen3", "Mistral", "Gemma-3", "Phi-3", "GPT-2", "GPT-NeoX", "OPT", "T5", "BART", "Whisper")
@@ -63,6 +64,30 @@ TARGETS = {
 def test_wrong_targets_are_found(name):
     make, kind = TARGETS[name]
     assert cause_of(checked(make(), more=False)) == CAUSES[kind]
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    {
+        "torch's dynamic int8": "model.layers.0.self_attn.q_proj (torch.ao.",
+        "a hook on the last column": "model.layers.1 (LlamaDecoderLayer, which has a forward hook)",
+        "an adapter with batch statistics": "model.layers.0.mlp.norm (BatchNorm1d)",
+        "one scale for all columns": "model.layers.0.",
+    }.items(),
+)
+def test_the_layer_is_named_whose_columns_depend_on_each_other(monkeypatch, name, place):
+    findings = checked(ALTERED[name][0](monkeypatch), another("Llama"), more=False)
+    cause = likely_cause(findings)
+    assert cause.startswith(place)
+    assert cause.endswith(CAUSES["columns"])
+    assert not any("drafter" in finding.cause for finding in findings)
+    assert not any("both directions" in finding.detail for finding in findings)
+
+
+@pytest.mark.parametrize("name", HARMLESS)
+def test_altered_targets_that_are_exact_pass(name):
+    findings = check_model(HARMLESS[name]())
+    assert all(finding.passed for finding in findings), [finding for finding in findings if not finding.passed]
 
 
 @pytest.mark.parametrize(("name", "kind"), zip(LAYOUTS, ("chain", "chain", "tree"), strict=True))

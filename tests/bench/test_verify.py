@@ -113,3 +113,35 @@ def test_the_command_exits_by_its_verdict(capsys, monkeypatch, rule, code):
         app(args)
     assert stopped.value.code == code
     assert ("all checks passed" if code == 0 else "1 of ") in capsys.readouterr().out
+
+
+def test_what_the_budget_leaves_out_is_said():
+    ticks = iter(range(100))
+    steps, pair = [], pair_of()
+    done = lambda amount=1, name="": steps.append((amount, name))  # noqa: E731
+    found = findings_of(pair, budget=2.5, clock=lambda: next(ticks), done=done)  # a second a look: two looks are within it
+    assert [name for amount, name in steps if amount == 0] == ["greedy", "coupled, seed 0", "greedy in a batch", "coupled in a batch"]
+    assert "left out" not in found
+    ticks = iter(range(0, 100, 10))
+    steps.clear()
+    found = findings_of(pair, budget=2.5, clock=lambda: next(ticks), done=done)
+    assert steps == [(0, "greedy"), (1, ""), (0, "coupled, seed 0"), (1, "")]  # two checks always run
+    assert found["left out"].passed
+    assert "greedy in a batch; coupled in a batch" in found["left out"].detail
+
+
+def test_the_command_takes_a_budget(capsys, monkeypatch):
+    plans, cut = [], module.Finding("left out", True, 0, "the budget of 5 seconds was spent before: the rule")
+    monkeypatch.setattr(module, "verify", lambda pair, plan: plans.append(plan) or ([cut], module.Stats()))
+    for args, budget in (([], 120), (["--budget", "5"], 5), (["--budget", "0"], None)):
+        with pytest.raises(SystemExit):
+            app(["check", *args, "--json"])
+        assert plans[-1].budget == budget
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["complete"] is False
+    with pytest.raises(SystemExit):
+        app(["check"])
+    assert "--budget 0 runs all" in " ".join(capsys.readouterr().out.split())
+    for wrong in ("-1", "nan", "inf"):
+        with pytest.raises(SystemExit) as stopped:
+            app(["check", "--budget", wrong])
+        assert stopped.value.code == 2

@@ -6,6 +6,7 @@ import inspect
 import os
 from pathlib import Path
 
+import accelerate
 import pytest
 import torch
 import transformers as hf
@@ -487,6 +488,22 @@ def test_relative_buckets_are_those_of_the_models_own_bias():
         assert torch.equal(found, attention.compute_bias(9, 9))
 
 
+def test_a_forward_that_only_brings_weights_is_known():
+    linear, other = torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)
+    assert not compat.only_brings_weights(linear)
+    accelerate.hooks.add_hook_to_module(linear, accelerate.hooks.SequentialHook(accelerate.hooks.AlignDevicesHook()))
+    assert compat.only_brings_weights(linear)
+    accelerate.hooks.add_hook_to_module(other, type("Own", (accelerate.hooks.ModelHook,), {"__module__": "elsewhere"})())
+    assert not compat.only_brings_weights(other)
+
+
+def test_attention_functions_are_found_by_name():
+    config = hf.LlamaConfig(**LLAMA, attn_implementation="sdpa")
+    assert compat.attention_function(config).__module__ == "transformers.integrations.sdpa_attention"
+    config._attn_implementation = "eager"
+    assert compat.attention_function(config) is None
+
+
 def test_gpt_neos_causal_table_is_its_buffer_bias():
     model = make("GPTNeoForCausalLM")
     attention = model.get_decoder().h[0].attn.attention
@@ -496,11 +513,13 @@ def test_gpt_neos_causal_table_is_its_buffer_bias():
     assert attention._buffers["bias"].dtype == torch.bool
 
 
-def test_hooks_are_counted_and_weights_without_data_are_seen():
+def test_hooks_and_weights_without_data_are_seen():
     linear = torch.nn.Linear(2, 2)
-    linear.register_forward_hook(lambda *_: None)
-    linear.register_forward_pre_hook(lambda *_: None)
-    assert compat.hooks_of(linear) == (1, 1)
+    after, before = linear.register_forward_hook(print), linear.register_forward_pre_hook(repr)
+    assert compat.hooks_of(linear) == {after.id: print, before.id: repr}
+    every = torch.nn.modules.module.register_module_forward_hook(print)
+    assert compat.global_hooks() == {every.id: print}
+    every.remove()
     assert compat.has_weights(linear)
     empty = torch.nn.Linear(2, 2, device="meta")
     assert not compat.has_weights(empty)

@@ -3,12 +3,16 @@
 import json
 from dataclasses import replace
 
+import accelerate
 import pytest
 import torch
 import transformers as hf
 
 import mmspec
+from mmspec.bench.check.custom import pair_of_models
+from mmspec.bench.check.drafters import check_drafter
 from mmspec.core.rules.greedy import Greedy
+from mmspec.core.rules.token import Token
 from mmspec.models import session as sessions
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
@@ -16,12 +20,15 @@ from mmspec.models.proof import cases as proof_cases
 from mmspec.models.proof import facts as proof_facts
 from mmspec.models.proof import require as proof
 from mmspec.models.proof import store as proof_store
+from mmspec.models.proof.alterations import alterations
+from mmspec.models.proof.probes import Probe
 from mmspec.models.proof.require import Proof, prove, require
 from mmspec.models.target import HFTarget
+from mmspec.run.config import Config, RunSection
 from mmspec.run.drafters import drafter_of
 from tests.families import FAMILIES, build, inputs_for
 from tests.hybrids import HYBRIDS
-from tests.proof_mutants import LAYOUTS, MODELS, laid_out, one_percent_noise, untested
+from tests.proof_mutants import ALTERED, HARMLESS, LAYOUTS, MODELS, laid_out, last_column_hooked, one_percent_noise, untested
 from tests.sizes import LLAMA, STATES, Case
 
 LIMITED = ("Nemotron-H", "Zamba2")
@@ -62,8 +69,7 @@ def test_the_named_families_pass_the_self_test(monkeypatch, name):
 
 def test_tested_models_are_not_run(monkeypatch):
     model = build(FAMILIES["Llama"])
-    monkeypatch.setattr(proof, "_tested", None)
-    model.register_forward_pre_hook(lambda *args: pytest.fail("a forward ran"))
+    monkeypatch.setattr(proof_cases, "Probe", None)
     assert require(model, trees=True) == Proof(True, True)
 
 
@@ -113,6 +119,92 @@ def test_a_window_off_by_one_is_found(monkeypatch):
     found = prove(model)
     assert not found.exact
     assert "across its sliding window" in found.seen
+
+
+@pytest.mark.parametrize("name", ALTERED)
+def test_altered_models_of_covered_classes_are_found(monkeypatch, name):
+    make, words = ALTERED[name]
+    model = make(monkeypatch)
+    assert proof_facts.tested(model)  # by class and config alone
+    found = prove(model)
+    assert not found.exact
+    assert words in found.seen
+    assert "\n" not in found.seen
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", HARMLESS)
+def test_altered_models_that_are_exact_are_accepted(monkeypatch, name, dtype):
+    probes = []
+    monkeypatch.setattr(proof_cases, "Probe", lambda *args, **more: probes.append(args) or Probe(*args, **more))
+    assert prove(HARMLESS[name]().to(dtype)) == Proof(True, True)
+    assert len(probes) == 1  # it was tested itself
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_hook_that_only_looks_refuses_no_family(name):
+    model = build(FAMILIES[name])
+    model.get_decoder().register_forward_hook(lambda *args: None)
+    assert prove(model).exact
+
+
+@pytest.mark.parametrize(
+    "name", ["accelerate's hooks", "weights elsewhere", "compiled", "a compiled layer", "recorded states", "shared weights"]
+)
+def test_what_libraries_do_without_changing_a_result_is_no_alteration(monkeypatch, tmp_path, name):
+    model = build(FAMILIES["Llama"])
+    monkeypatch.setattr(proof_cases, "Probe", None)
+    if name == "hooks":
+        accelerate.hooks.attach_align_device_hook(model, execution_device=torch.device("cpu"))
+    elif name == "weights elsewhere":
+        model = accelerate.cpu_offload(model, torch.device("cpu"))
+    elif name == "compiled":
+        model.compile()
+    elif name == "a compiled layer":
+        model.model.layers[0] = torch.compile(model.model.layers[0])
+        model.model.layers[1].forward = torch.compile(model.model.layers[1].forward)
+    elif name == "recorded states":
+        model(torch.tensor([[3, 4]]), output_hidden_states=True, output_attentions=True)
+    else:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    assert not list(alterations(model))
+    assert prove(model) == Proof(True, True)
+
+
+@pytest.mark.parametrize("name", ["torch's dynamic int8", "a hook on the last column", "an adapter with batch statistics"])
+@pytest.mark.parametrize("accept", ["exact", "token"])
+def test_an_altered_drafter_changes_nothing_but_acceptance(monkeypatch, name, accept):
+    target, inputs = build(FAMILIES["Llama"], seed=1), inputs_for("Llama", 2)
+    drafter = ALTERED[name][0](monkeypatch)
+    if accept == "exact":
+        options = {"max_new_tokens": 8, "temperature": 0.7, "seed": 3}
+        out = mmspec.text.generate(target, inputs, drafter=drafter, draft_length=3, **options)
+        assert torch.equal(out.tokens, mmspec.text.generate(target, inputs, **options).tokens)
+        assert out.stats.drafted > 0
+    else:
+        config = Config(run=RunSection(max_new_tokens=16, temperature=0.8))
+        pair = pair_of_models(target, drafter, accept=Token(), config=config)
+        found = check_drafter(pair, pair.examples[:2])
+        assert {finding.name for finding in found} >= {"drafter: draws from its q"}
+        assert all(finding.passed and "nothing to test" not in finding.detail for finding in found), found
+
+
+def test_a_covered_class_is_looked_at_anew_when_its_model_changes(monkeypatch):
+    model = build(FAMILIES["Llama"])
+    assert prove(model).exact
+    last_column_hooked(model)
+    assert not prove(model).exact
+    monkeypatch.setattr(proof_cases, "Probe", None)  # what was found is kept
+    assert not prove(model).exact
+    model.model.layers[1]._forward_hooks.clear()
+    assert prove(model).exact
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_model_as_its_class_makes_it_is_not_altered(name):
+    model, state = build(FAMILIES[name]), torch.get_rng_state()
+    assert not list(alterations(model))
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_lower_precision_is_held_to_its_own_rounding():

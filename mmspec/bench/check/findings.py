@@ -25,9 +25,13 @@ class Finding:
     cause: str = ""
 
 
+LEFT_OUT = "left out"
+"""Name of the finding that lists checks for which no time was left."""
 CAUSES = {
     "nan": "NaN or infinity in the target: check its weights and dtype (float16 overflows where bfloat16 does not)",
     "repeat": "dropout or noise in the target: a submodule is in training mode (call model.eval()), or its forward draws random numbers",
+    "columns": "what it computes for a token depends on the others of a forward: one activation scale for a whole tensor, statistics "
+    "of a batch, or a hook on the last position",
     "causal": "the target reads in both directions: it is an encoder, or its causal mask is missing",
     "drafter nan": "NaN or infinity in the drafter: check its weights and dtype",
     "chain": "mask or positions of drafted tokens: one of them is off, even for a single prompt and a chain",
@@ -40,31 +44,31 @@ CAUSES = {
     "rule": "the accept rule, or a drafter whose q is not what its draft tokens were drawn from",
     "engine": "the target's scores are correct, so the fault is in the rule or in the drafter's session",
 }
-_FIRST = ("nan", "repeat", "causal", "chain", "batch", "window", "tree", "tree window", "drafter nan", "q", "noise", "rule")
+_FIRST = ("nan", "repeat", "columns", "causal", "chain", "batch", "window", "tree", "tree window", "drafter nan", "q", "noise", "rule")
 _LATER = {"tokens": _FIRST, "tree tokens": _FIRST, "batch tokens": _FIRST, "window tokens": _FIRST, "rule": _FIRST[:-1]}
 """Kinds whose failure is explained by that of another kind."""
 
 
 def likely_cause(findings: Iterable[Finding]) -> str:
     """Return the likely cause of all failures: that of the first kind that no other kind explains; "" if all checks passed."""
-    failed = {finding.kind for finding in findings if not finding.passed}
+    failed = {finding.kind: finding.cause for finding in findings if not finding.passed}
     if not failed:
         return ""
     for kind in _FIRST:
         if kind in failed:
-            return CAUSES[kind]
-    if failed == {"tree tokens"}:
+            return failed[kind] or CAUSES[kind]
+    if failed.keys() == {"tree tokens"}:
         return "trees: the drafter's tree, or how a branch is kept"
-    if failed == {"batch tokens"}:
+    if failed.keys() == {"batch tokens"}:
         return "the batch: rows that stop or draft differently change each other"
-    return CAUSES["engine"] if failed - {""} else ""
+    return CAUSES["engine"] if failed.keys() - {""} else ""
 
 
 def with_causes(findings: Sequence[Finding]) -> list[Finding]:
     """Return the findings, with the likely cause in each failed one."""
     found = []
     for finding in findings:
-        cause = CAUSES.get(finding.kind, "")
+        cause = finding.cause or CAUSES.get(finding.kind, "")
         if finding.kind in _LATER:
             cause = likely_cause(findings)
         found.append(finding if finding.passed else replace(finding, cause=cause))

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from mmspec.bench.check.findings import Finding
+from mmspec.bench.check.findings import CAUSES, Finding
 from mmspec.models.families.registry import family_of
-from mmspec.models.proof.cases import Case, Cases, Failed, NoTwin, allowance, check_repeats, own_cases, twin_probe
-from mmspec.models.proof.facts import tested
-from mmspec.models.proof.probes import ProbeRound
+from mmspec.models.proof.alterations import alterations
+from mmspec.models.proof.cases import Case, Cases, Failed, NoTwin, allowance, check_columns, check_repeats, own_cases, twin_probe
+from mmspec.models.proof.columns import COLUMNS
+from mmspec.models.proof.facts import has_plain_reference, tested
+from mmspec.models.proof.probes import Probe, ProbeRound
 
 STEPS = 4
 RANDOM = 3
@@ -40,11 +42,17 @@ def check_model(model: Any, seed: int = 0) -> list[Finding]:
             return [Finding("logits: two forwards are equal and finite", False, 2, str(failure), kind)]
         found = [Finding("logits: two forwards are equal and finite", True, 2, "the same twice")]
         trees = getattr(family, "trees", True)
-        own = Cases(model, probe, allowance(model, probe))
-        causal = _causal(own, "logits")
-        if not causal.passed and tested(model):  # prompts of PaliGemma and similar models have bidirectional attention
-            note = "its prompts have bidirectional attention, which the test suite covers: plain forwards of single tokens are no reference"
+        altered = tuple(alterations(model))
+        coarse = any(each.arithmetic for each in altered)
+        if altered:
+            found.append(_columns(model, probe, coarse))
+        if tested(model) and not has_plain_reference(model, family):
+            note = "its prompts are read in both directions, which the test suite covers: plain forwards of single tokens are no reference"
             return [*found, Finding("logits: later tokens change nothing", True, 0, note)]
+        own = Cases(model, probe, allowance(model, probe), coarse)
+        causal = _causal(own, "logits")
+        if not (causal.passed or altered):  # for the module at fault
+            found.append(_columns(model, probe, coarse))
         found += [causal, *(_finding(own, case, "logits") for case in own_cases(trees))]
         try:
             twin, cases = twin_probe(model)
@@ -87,6 +95,15 @@ def _finding(cases: Cases, case: Case, where: str) -> Finding:
     except Failed as failure:
         return Finding(name, False, compared, str(failure), case.kind)
     return Finding(name, True, compared, f"within {away:.2g} of their spread", case.kind)
+
+
+def _columns(model: Any, probe: Probe, coarse: bool) -> Finding:
+    name = "logits: the columns of a forward change nothing in each other"
+    try:
+        check_columns(model, probe, coarse)
+    except Failed as failure:
+        return Finding(name, False, COLUMNS, str(failure), "columns", f"{failure.place}: {CAUSES['columns']}" if failure.place else "")
+    return Finding(name, True, COLUMNS, "the same with other later tokens, with other rows, and one by one", "columns")
 
 
 def _causal(cases: Cases, where: str) -> Finding:

@@ -5,6 +5,7 @@ and the finding states the margin. In lower precision near ties are frequent, so
 instead. Distribution-exact rules are tested against the target's distribution by two tests on drawn tokens.
 """
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from mmspec.bench.check.drafters import check_drafter
 from mmspec.bench.check.drawn_from import judged, moments
-from mmspec.bench.check.findings import Finding, with_causes
+from mmspec.bench.check.findings import LEFT_OUT, Finding, with_causes
 from mmspec.bench.check.models import check_model
 from mmspec.bench.compare.peers import run_transformers
 from mmspec.core.distributions.categorical import Categorical
@@ -45,8 +46,13 @@ class Plan:
     margin: float | None = None
     logits: bool = True  # check the target's logits
     more: bool = True  # check trees, random draft lengths and the drafter
-    done: Callable[..., Any] = lambda *args: None
+    budget: float | None = None  # seconds after which no further check begins, but for the first two; None for no limit
+    done: Callable[..., Any] = lambda *args: None  # called with 0 and what begins, and with 1 after it
+    clock: Callable[[], float] = time.monotonic
 
+
+ALWAYS = 2
+"""Checks that run whatever the budget: the target's logits, and greedy decoding against transformers."""
 
 Known = dict[tuple[int, float, int, bool], list[int]]
 """Outputs of single prompts that several checks use, by prompt number, temperature, seed, and whether without the drafter."""
@@ -75,35 +81,44 @@ def verify(pair: Pair, plan: Plan) -> tuple[list[Finding], Stats]:
 
     Args:
         pair: target, drafter and rule, from `mmspec.loading.text.load_pair` or `mmspec.bench.check.custom.pair_of_models`.
-        plan: prompts, seeds of sampled checks, margin of near ties.
+        plan: prompts, seeds of sampled checks, margin of near ties, and a budget.
 
     Returns:
         The findings, failed ones with their likely cause (`mmspec.bench.check.findings.likely_cause` gives one for all), and statistics of
-        the greedy check.
+        the greedy check. Where the plan's budget is spent, a last finding named `LEFT_OUT` lists the checks that did not run.
     """
     stats = Stats(exactness=TOKEN_EXACT)
     findings: list[Finding] = []
-    for step in _steps(pair, plan, stats):
+    left, begun = [], plan.clock()
+    for number, (name, step) in enumerate(_steps(pair, plan, stats)):
+        if number >= ALWAYS and plan.budget is not None and plan.clock() - begun > plan.budget:
+            left.append(name)
+            continue
+        plan.done(0, name)
         findings += _run(pair, step, bool(findings) and not all(finding.passed for finding in findings))
-        plan.done()
-    return with_causes(findings), stats
+        plan.done(1)
+    findings = with_causes(findings)
+    if left:
+        findings.append(Finding(LEFT_OUT, True, 0, f"the budget of {plan.budget:g} seconds was spent before: {'; '.join(left)}"))
+    return findings, stats
 
 
-def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[Callable[[], Any]]:
-    """Return the checks that apply to a pair; none has run yet."""
+def _steps(pair: Pair, plan: Plan, stats: Stats) -> list[tuple[str, Callable[[], Any]]]:
+    """Return the checks that apply to a pair, with their names; none has run yet."""
     first = plan.seeds[0]
     known: Known = {}
-    found: list[Callable[[], Any]] = []
+    found: list[tuple[str, Callable[[], Any]]] = []
     if plan.logits:
-        found.append(lambda: check_model(pair.target, first))
-    found.append(lambda: _greedy(pair, plan, stats, known))
-    found += [partial(_coupled, pair, plan, seed, known) for seed in plan.seeds]
-    found += [partial(_batch, pair, plan, seed, known) for seed in (None, first)]
+        found.append(("logits", lambda: check_model(pair.target, first)))
+    found.append(("greedy", lambda: _greedy(pair, plan, stats, known)))
+    found += [(f"coupled, seed {seed}", partial(_coupled, pair, plan, seed, known)) for seed in plan.seeds]
+    found += [(f"{kind} in a batch", partial(_batch, pair, plan, seed, known)) for kind, seed in (("greedy", None), ("coupled", first))]
     if plan.more and pair.drafter is not None:
-        found += [partial(_tree, pair, plan, tree, known) for tree in TREES if _grows(pair, tree)]
-        found += [lambda: _lengths(pair, plan, known), lambda: check_drafter(pair, plan.prompts[:2])]
+        found += [(f"tree {_named(tree)}", partial(_tree, pair, plan, tree, known)) for tree in TREES if _grows(pair, tree)]
+        found.append(("random draft lengths", lambda: _lengths(pair, plan, known)))
+        found += [("the drafter's draws", lambda: check_drafter(pair, plan.prompts[:2]))]
     if pair.exactness in (DISTRIBUTION_EXACT, GROUP_EXACT, LOSSY):
-        found.append(lambda: _rule(pair, plan))
+        found.append(("the rule", lambda: _rule(pair, plan)))
     return found
 
 
@@ -144,8 +159,12 @@ def _greedy(pair: Pair, plan: Plan, stats: Stats, known: Known) -> Finding:
 
 def _tree(pair: Pair, plan: Plan, tree: Any, known: Known) -> Finding:
     """Compare greedy decoding with a tree to plain decoding."""
-    name = f"greedy, tree {tree if isinstance(tree, str) else ','.join(map(str, tree))}: as plain decoding"
+    name = f"greedy, tree {_named(tree)}: as plain decoding"
     return _against_plain(pair, plan, name, "tree tokens", known, tree=tree, draft_length=_length(pair))
+
+
+def _named(tree: Any) -> str:
+    return tree if isinstance(tree, str) else ",".join(map(str, tree))
 
 
 def _lengths(pair: Pair, plan: Plan, known: Known) -> Finding:

@@ -23,7 +23,7 @@ def kind_of(given: dict[str, Any]) -> str:
     return kind
 
 
-_TEXT_ONLY = ("--view", "--picture", "--margin", "--temperature", "--top-k", "--top-p", "--max-new-tokens", "--config", "--set")
+_TEXT_ONLY = ("--view", "--picture", "--margin", "--temperature", "--top-k", "--top-p", "--max-new-tokens", "--config", "--set", "--budget")
 _UNREAD = {
     "text": ("--method",),
     "image": (*_TEXT_ONLY, "--drafter", "--accept", "--draft-length", "--tree"),
@@ -57,9 +57,9 @@ def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], An
         section = config.drafter if isinstance(config.drafter.length, int) else replace(config.drafter, length=4)
         config = replace(config, drafter=section)
         pair = pair_of_models(target, drafter, accept=rule(config), config=config, prompts=prompts)
-        plan = Plan(pair.examples[: given["limit"]], seeds, given["margin"])
+        plan = Plan(pair.examples[: given["limit"]], seeds, given["margin"], budget=given["budget"] or None)
         with common.progress("check", step_count(pair, plan)) as done:
-            findings, stats = verify(pair, Plan(plan.prompts, seeds, given["margin"], done=done))
+            findings, stats = verify(pair, replace(plan, done=done))
         return findings, stats, pair.name, named or "none", pair.exactness
     if not hasattr(target, "begin"):
         raise ValueError(
@@ -67,6 +67,7 @@ def check_custom(config: "Config", given: dict[str, Any]) -> tuple[list[Any], An
         )
     if not prompts:
         raise ValueError(f"--target {given['target']!r} returned a Target without prompts: return (target, prompts), what its begin takes")
+    common.refuse_unread("is read for transformers models only: leave it out", "--budget", "--margin")
     if drafter is not None and not hasattr(drafter, "begin"):
         raise ValueError("--drafter must return a Drafter with begin where the target is no transformers model")
     findings = check_target(target, prompts[: given["limit"]], drafter, seeds=seeds, max_new_tokens=config.run.max_new_tokens)

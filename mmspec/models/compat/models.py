@@ -2,10 +2,14 @@
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, distributed, nn
+from torch.distributed.tensor import DTensor
+from torch.nn.modules import module as torch_modules
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
 def eager_configs(configs: Sequence[Any]) -> dict[int, Any]:
@@ -91,9 +95,44 @@ def bring_weights(module: Any) -> None:
         hook.pre_forward(module)
 
 
-def hooks_of(module: Any) -> tuple[int, int]:
-    """How many forward hooks and forward pre-hooks a module has (torch keeps them in `_forward_hooks` and `_forward_pre_hooks`)."""
-    return len(module._forward_hooks), len(module._forward_pre_hooks)
+def hooks_of(module: Any) -> dict[int, Any]:
+    """Forward hooks and forward pre-hooks of a module, by their numbers, which are never given twice.
+
+    Relies on torch keeping them in `_forward_hooks` and `_forward_pre_hooks`.
+    """
+    return {**module._forward_hooks, **module._forward_pre_hooks}
+
+
+def global_hooks() -> dict[int, Any]:
+    """Hooks of the forwards of all modules (`torch.nn.modules.module.register_module_forward_hook`), by their numbers.
+
+    Relies on torch keeping them in `_global_forward_hooks` and `_global_forward_pre_hooks`.
+    """
+    return {**torch_modules._global_forward_hooks, **torch_modules._global_forward_pre_hooks}
+
+
+def only_brings_weights(module: Any) -> bool:
+    """Whether the `forward` that a module has of its own is accelerate's, which moves weights and inputs and calls that of the class.
+
+    Relies on `_hf_hook`, a hook of accelerate or a `SequentialHook` of some, and `_old_forward` (accelerate 0.20 to 1.x).
+    """
+    hook, forward, before = (vars(module).get(name) for name in ("_hf_hook", "forward", "_old_forward"))
+    hooks = (hook, *getattr(hook, "hooks", ()))
+    ours = all(type(each).__module__ == "accelerate.hooks" for each in hooks) and isinstance(forward, partial)
+    return ours and forward.func.__module__ == "accelerate.hooks" and getattr(before, "__func__", None) is type(module).forward
+
+
+def attention_function(config: Any) -> Any:
+    """The function that computes attention in a model with this config; None where it is computed step by step, in the model's own file.
+
+    Relies on `transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS` (since 4.48), a mapping by name.
+    """
+    return ALL_ATTENTION_FUNCTIONS.get(attention_of(config))
+
+
+def is_sharded(weight: Any) -> bool:
+    """Whether a weight is a part of one that is split over processes. Relies on `torch.distributed.tensor.DTensor` (torch 2.5)."""
+    return distributed.is_available() and type(weight) is DTensor
 
 
 def is_block_assistant(model: Any) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 import transformers
 
-from mmspec.models.compat import attention_of, execution_device, hooks_of
-from mmspec.models.proof.twin import WINDOWS
+from mmspec.models.compat import attention_of, execution_device
+from mmspec.models.proof.twin import EXPERTS, WINDOWS
 
 _FLAGS = ("alibi", "use_alibi", "position_embedding_type", "use_bidirectional_attention", "is_causal", "use_sliding_window")
 _IGNORED = (
@@ -143,7 +143,7 @@ def edges(model: Any) -> dict[str, int]:
 
 
 def tested(model: Any) -> bool:
-    """True if the test suite covers this class of transformers with these settings."""
+    """True if the test suite covers this class of transformers with these settings. Of an altered model this says nothing."""
     kind = type(model)
     return kind.__module__.startswith("transformers.") and facts(model) in TESTED.get(kind.__name__, ())
 
@@ -164,17 +164,6 @@ def proof_fingerprint(model: Any, family: Any) -> str:
     return hashlib.sha256(json.dumps(about, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def state(model: torch.nn.Module) -> str:
-    """Modes and numbers of hooks of all modules, which can change during a model's life."""
-    found = [(m.training, *hooks_of(m), "forward" in vars(m)) for m in model.modules()]
-    return hashlib.sha256(repr(found).encode()).hexdigest()
-
-
-def altered(model: torch.nn.Module) -> bool:
-    """True if a module of `model` has hooks or a `forward` of its own, so that its class does not define what it computes."""
-    return any(any(hooks_of(m)) or "forward" in vars(m) for m in model.modules())
-
-
 def _plain(fields: Any) -> Any:
     if isinstance(fields, Mapping):
         return {str(name): _plain(value) for name, value in fields.items() if name not in _IGNORED}
@@ -193,3 +182,17 @@ def _digest_of_class(kind: type) -> str:
 def _digest_of_core() -> str:
     files = sorted(Path(__file__).parents[1].rglob("*.py")) + sorted((Path(__file__).parents[2] / "core").rglob("*.py"))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
+
+
+def has_plain_reference(model: Any, family: Any) -> bool:
+    """True if plain forwards without a cache give what `generate` does: not where prompts are read in both directions, or keys stay as they
+    were cached.
+    """
+    text = model.config.get_text_config(decoder=True)
+    return not (getattr(family, "cached_reference", False) or getattr(text, "use_bidirectional_attention", False))
+
+
+def has_experts(model: Any) -> bool:
+    """True if some layers of a model send each column to some of several experts."""
+    config = model.config.get_text_config(decoder=True)
+    return any(getattr(config, name, None) for name in EXPERTS)

@@ -84,9 +84,13 @@ class Probe:
 
     # --- what is compared ---------------------------------------------------------------------------------------------
 
-    @torch.no_grad()
     def error(self, rows: Sequence[int], rounds: Sequence[ProbeRound]) -> float:
-        """The largest difference of any node's logits from its plain forward's, as a share of their spread. Infinite for NaN."""
+        """The largest of `errors`."""
+        return max(self.errors(rows, rounds))
+
+    @torch.no_grad()
+    def errors(self, rows: Sequence[int], rounds: Sequence[ProbeRound]) -> list[float]:
+        """The difference of every node's logits from its plain forward's, as a share of their spread. Infinite for NaN."""
         found: list[tuple[int, Path, Tensor]] = []
         session, pending = HFTarget(self.model, self.family).begin(self._inputs(rows))
         committed = [self.prompts[row] for row in rows]
@@ -102,7 +106,7 @@ class Probe:
             ]
             pending = Draft.root(self._draw(len(rows)), draft.start + (keep >= 0).sum(1))
         longest_first = sorted(found, key=lambda each: -len(each[1]))  # so that one plain forward serves all its prefixes
-        return max(difference(logits, self.plain(row, path)) for row, path, logits in longest_first)
+        return [difference(logits, self.plain(row, path)) for row, path, logits in longest_first]
 
     def plain(self, row: int, path: Path) -> Tensor:
         """The logits [V] after `path`, by the model's own forward of this row alone."""
@@ -122,6 +126,20 @@ class Probe:
         if "encoder_outputs" in source:
             source["encoder_outputs"] = EncoderStates(last_hidden_state=source["encoder_outputs"])
         return self.model(**source, decoder_input_ids=ids, use_cache=False).logits[0].float()
+
+    @torch.no_grad()
+    def scores(self, rows: Sequence[int], tokens: Tensor, together: bool = True) -> Tensor:
+        """Logits [B, T, V] of `tokens` [B, T], a chain behind the prompts of `rows`: in one forward, or by one of each token."""
+        session, pending = HFTarget(self.model, self.family).begin(self._inputs(rows))
+        session.score(pending)  # caches the prompts
+        found, stay = [], torch.zeros_like(tokens[:, :1])
+        for part in (tokens,) if together else tokens.split(1, 1):
+            session.commit(stay, 1)
+            pending, drafted = Draft.root(part[:, 0], pending.start + 1), part[:, 1:]
+            parents = torch.arange(drafted.shape[1], device=self.device).expand_as(drafted).clone()
+            draft = pending.extend(drafted, parents, linear=True, width=1, levels=None) if drafted.shape[1] else pending
+            found.append(session.score(draft).p.scores)
+        return torch.cat(found, 1)
 
     def control(self, row: int) -> float:
         """The difference of plain cached decoding of a row alone, one token a forward, from the uncached forward: rounding."""
@@ -164,6 +182,10 @@ class Probe:
         return found
 
     # --- ids and inputs -----------------------------------------------------------------------------------------------
+
+    def draw(self, rows: int, columns: int) -> Tensor:
+        """Random ids [rows, columns] that stand for words."""
+        return self._draw(rows * columns).unflatten(0, (rows, columns))
 
     def _draw(self, count: int) -> Tensor:
         picks = torch.randint(len(self._ids), (count,), generator=self._generator)

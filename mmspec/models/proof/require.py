@@ -6,7 +6,7 @@ the rope switch, each with rollbacks) and, briefly, itself. The result holds for
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -16,8 +16,10 @@ import torch
 
 from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of
+from mmspec.models.proof import alterations as proof_alterations
 from mmspec.models.proof import facts as proof_facts
 from mmspec.models.proof import store as proof_store
+from mmspec.models.proof.alterations import Alteration
 from mmspec.models.proof.cases import Failed, check_itself, check_repeats, check_twin
 
 
@@ -40,7 +42,7 @@ class Proof:
 
 _lock = threading.RLock()
 _known: dict[tuple[type, str], Proof] = {}
-_seen: "WeakKeyDictionary[Any, tuple[str, Proof]]" = WeakKeyDictionary()
+_seen: "WeakKeyDictionary[Any, tuple[tuple[Any, ...], Proof]]" = WeakKeyDictionary()
 
 
 def require(model: Any, family: Any = None, *, trees: bool = False) -> Proof:
@@ -96,8 +98,7 @@ def prove(model: Any, family: Any = None) -> Proof:
         The proof, exact or not.
     """
     family = family_of(model) if family is None else family
-    known = proof_facts.tested(model) or getattr(family, "cached_reference", False)
-    proof = Proof(True, True) if known else _looked_up(model, family)
+    proof = _looked_up(model, family)
     if getattr(family, "trees", True) or not proof.trees:
         return proof
     return replace(proof, trees=False, seen=f"{type(model).__name__} cannot score branching drafts")
@@ -105,24 +106,45 @@ def prove(model: Any, family: Any = None) -> Proof:
 
 @torch.no_grad()
 def _looked_up(model: Any, family: Any) -> Proof:
+    covered = proof_facts.tested(model) or getattr(family, "cached_reference", False)
+    digest = "" if covered else proof_facts.proof_fingerprint(model, family)
+    state = (covered, digest, *proof_alterations.state(model))
+    if (before := _seen.get(model)) is not None and before[0] == state:
+        return before[1]
     with _lock:
-        digest = proof_facts.proof_fingerprint(model, family)
-        state = digest + proof_facts.state(model)
         if model in _seen and _seen[model][0] == state:
             return _seen[model][1]
-        shared = not proof_facts.altered(model)  # hooks are no part of a fingerprint
-        known = (_known.get((type(model), digest)) or _read(digest)) if shared else None
         with _random_state_kept(model):
-            proof, lasting = _tested(model, family, known)
-        if shared and lasting:
-            _known[type(model), digest] = proof
-            if known is None:
-                proof_store.write_proof(digest, asdict(proof))
+            altered = tuple(proof_alterations.alterations(model))
+            if covered:
+                proof = _tested_alone(model, family, altered) if altered else Proof(True, True)
+            else:
+                proof = _kept(model, family, digest, altered)
         _seen[model] = (state, proof)
         return proof
 
 
-def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
+def _kept(model: Any, family: Any, digest: str, altered: Sequence[Alteration]) -> Proof:
+    """The proof of a model whose class is not covered; kept for all models of its fingerprint, of which alterations are no part."""
+    known = None if altered else _known.get((type(model), digest)) or _read(digest)
+    proof, lasting = _tested(model, family, known, altered)
+    if lasting and not altered:
+        _known[type(model), digest] = proof
+        if known is None:
+            proof_store.write_proof(digest, asdict(proof))
+    return proof
+
+
+def _tested_alone(model: Any, family: Any, altered: Sequence[Alteration]) -> Proof:
+    """The proof of an altered model of a covered class: its twin would not be altered, and is known to be right."""
+    try:
+        check_itself(model, family, None, altered)
+    except Failed as failure:
+        return Proof(failure.trees_only, False, str(failure))
+    return Proof(True, True)
+
+
+def _tested(model: Any, family: Any, known: Proof | None, altered: Sequence[Alteration]) -> tuple[Proof, bool]:
     """The result of a self-test, and whether it holds for every model of the same fingerprint. For a `known` one only what depends on
     weights.
     """
@@ -140,7 +162,7 @@ def _tested(model: Any, family: Any, known: Proof | None) -> tuple[Proof, bool]:
             return Proof(False, False, str(failure)), True
         twin = failure
     try:
-        reach, note = check_itself(model, family, twin if isinstance(twin, str) else None)
+        reach, note = check_itself(model, family, twin if isinstance(twin, str) else None, altered)
     except Failed as failure:
         if not failure.trees_only:
             return Proof(False, False, str(failure)), False

@@ -26,7 +26,7 @@ _WIDTHS += ("projection_dim", "output_dim", "vision_output_dim")
 _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", "decoder_ffn_dim", "ffn_hidden_size", "mlp_dim")
 _INNER += ("dense_intermediate_size", "intermediate_size_mlp")
 _EXPERT_INNER = ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size", "shared_intermediate_size")
-_EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
+EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
 _CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
 _ONE = ("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "swa_head_dim", "global_head_dim", "rotary_dim")
@@ -49,7 +49,7 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(_WIDTHS, 64),
     **dict.fromkeys(_INNER, 64),
     **dict.fromkeys(_EXPERT_INNER, 32),
-    **dict.fromkeys(_EXPERTS, 4),
+    **dict.fromkeys(EXPERTS, 4),
     **dict.fromkeys(_CHOSEN, 2),
     **dict.fromkeys(_HEAD_WIDTHS, 16),
     **dict.fromkeys(_RANKS, 32),

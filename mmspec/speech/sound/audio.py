@@ -1,4 +1,5 @@
-"""Sound as numbers: files by libsndfile and PyAV, resampling by soxr, mel spectrograms by torchaudio, and a spectrogram's wave without its phases.
+"""Sound as numbers: files by libsndfile and PyAV, resampling by soxr, mel spectrograms by torchaudio, and a spectrogram's wave without its
+phases.
 
 What a file says about itself is not trusted: it is read in blocks, mixed and resampled block by block, and reading stops at a bound. The
 memory that it takes is that of the sound returned, whatever the file's rate and channels.
