@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES,
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
@@ -128,3 +129,14 @@ def positions_of(model: Any) -> int | None:
         if getattr(config, name, None) is not None:
             return getattr(config, name)
     return None
+
+
+def tabled_positions(model: Any) -> int | None:
+    """The number of positions past which a forward fails; None where they are computed, as rotary ones are, and for other networks.
+
+    A rotary model runs past the length that it was trained for, and a drafter that does is judged by what is accepted of it.
+    """
+    config = getattr(model, "config", None)
+    if not isinstance(config, PreTrainedConfig) or getattr(config.get_text_config(decoder=True), "rope_parameters", None):
+        return None
+    return positions_of(model)
