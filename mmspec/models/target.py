@@ -14,8 +14,7 @@ from torch import Tensor, distributed, nn
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
 from mmspec.models.compat import many_shapes, tensor_parallel_group, with_whole_cache
-from mmspec.models.families.registry import tabled_positions
-from mmspec.models.family import Family, OwnScoring
+from mmspec.models.family import Family, OwnScoring, PositionsTable
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy
 from mmspec.models.session import ROUND, HFSession, Room
@@ -145,7 +144,7 @@ class HFTarget:
         model = own_copy(self.model)
         ids, mask = self.family.prompt(model, prompt)
         counts = _check_prompt(ids, mask, self.limit)
-        most = tabled_positions(self.model)
+        most = self.family.positions_table(model) if isinstance(self.family, PositionsTable) else None
         room = None if most is None else [most - count for count in counts]
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         rows = torch.arange(len(ids), device=ids.device)

@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_TEXT_TO_SPECTROGRAM_MAPPING_NAMES,
     MODEL_FOR_TEXT_TO_WAVEFORM_MAPPING_NAMES,
@@ -11,7 +10,7 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.models.compat import argument_names, recomputes_at_rope_switch
 from mmspec.models.compat.mixers import mixers_of
 from mmspec.models.families.alibi import Alibi, uses_alibi
-from mmspec.models.families.base import DecoderOnly, refuse_unsupported
+from mmspec.models.families.base import DecoderOnly, configured_positions, refuse_unsupported
 from mmspec.models.families.cache_window import CacheWindow
 from mmspec.models.families.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.models.families.hybrid import HybridDecoder, MultimodalHybrid
@@ -125,18 +124,4 @@ def positions_of(model: Any) -> int | None:
     stretched = stretched_limit(model)
     if stretched is not None:
         return stretched
-    for name in ("max_target_positions", "max_position_embeddings"):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    return None
-
-
-def tabled_positions(model: Any) -> int | None:
-    """The number of positions past which a forward fails; None where they are computed, as rotary ones are, and for other networks.
-
-    A rotary model runs past the length that it was trained for, and a drafter that does is judged by what is accepted of it.
-    """
-    config = getattr(model, "config", None)
-    if not isinstance(config, PreTrainedConfig) or getattr(config.get_text_config(decoder=True), "rope_parameters", None):
-        return None
-    return positions_of(model)
+    return configured_positions(config)
