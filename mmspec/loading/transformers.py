@@ -61,7 +61,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
     from transformers.models.auto.modeling_auto import MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES
 
     from mmspec.models.families.registry import HEARS, SEES
-    from mmspec.text.settings.generation_config import one_path
+    from mmspec.run.settings.generation_config import one_path
 
     weights, place = dtype_of(dtype) or "auto", _place(name)
     try:

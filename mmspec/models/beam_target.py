@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.beams.search import Forest
-from mmspec.core.beams.tokens_and_rest import TokensAndRest
+from mmspec.core.beams.tokens_and_rest import ProcessedLogProbs, TokensAndRest
 from mmspec.core.beams.trie import Trie
 from mmspec.core.records import Draft, Scored
 from mmspec.models.changed import replaced
@@ -114,9 +114,12 @@ class BeamSession(HFSession):
             self.moves = None
 
     def distributions(self, logits: Tensor, draft: Draft, layout: Layout, first: int, deferred: bool = False) -> Any:
-        if self.head is None:
+        idle = self.target.processors.idle
+        if self._own_distributions or (idle and self.head is None):
             return super().distributions(logits, draft, layout, first, deferred)
         self.ids[self._rows, layout.slots] = layout.ids
+        if self.head is None:
+            return ProcessedLogProbs(self.target.processors(logits.float().log_softmax(-1), self._history(draft, layout, first)))
         return TokensAndRest(logits, self.head.tokens)
 
     def _forward(self, layout: Layout, fresh: int, captured: bool) -> tuple[Tensor, Tensor | None]:

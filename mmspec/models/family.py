@@ -137,6 +137,22 @@ class Splitting(Protocol):
 
 
 @runtime_checkable
+class PositionsTable(Protocol):
+    """A family whose models may look positions up in a table, past whose end a forward fails."""
+
+    def positions_table(self, model: Any) -> int | None:
+        """Return the number of positions.
+
+        Args:
+            model: the model.
+
+        Returns:
+            Positions; None where they are computed, and so without end.
+        """
+        ...
+
+
+@runtime_checkable
 class StateCommit(Protocol):
     """What a family keeps for a session where every forward overwrites a part of it, which no length of slots can roll back."""
 

@@ -18,11 +18,15 @@ from mmspec.models.layout import Layout, draft_layout, prompt_layout
 from mmspec.models.rows.session_rows import SessionRows
 from mmspec.models.slot_cache import SlotCache
 from mmspec.models.stack import numbered, stack, tapped
+from mmspec.utils.devices import to_device
 
 if TYPE_CHECKING:
     from mmspec.models.target import HFTarget
 
 ROUND = 64  # capacities are multiples of this, so that similar requests share shapes
+Room = list[int] | None
+"""For each row, the values that its model's table of positions can take behind the prompt; below 0 for a prompt that is too long. None for
+models without a table."""
 
 
 class HFSession(SessionRows):
@@ -35,9 +39,13 @@ class HFSession(SessionRows):
         context: ids of the packed prompt [B, P - 1] without the last one.
         lengths: ids of each row [B].
         least: the smallest of `lengths`, where the host knows it; -1 where it does not.
+        room: by row, the positions behind the prompt.
     """
 
-    def __init__(self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1):
+    def __init__(
+        self, target: "HFTarget", cache: SlotCache, state: Any, context: Tensor, lengths: Tensor, least: int = -1, room: Room = None
+    ):
+        self.room = room
         self.target, self.cache, self.state = target, cache, state
         self.recurrent = state if isinstance(state, StateCommit) else None
         self.context: tuple[Tensor, Tensor] | None = (context, lengths)  # prompt ids [B, P - 1] not cached yet, and each row's number
@@ -72,6 +80,16 @@ class HFSession(SessionRows):
                 f"a captured {type(self.target.model).__name__} returns no hidden states, which this drafter reads: leave capture out"
             )
         self.watched = numbered(states, len(stack(self.target.model)))
+
+    def leave_out_long_prompts(self) -> None:
+        """Leave out rows whose prompt is too long for a table of positions, before the first `score`. Their drafts must be PAD."""
+        if self.context is None or self.room is None or min(self.room) >= 0:
+            return
+        (ids, lengths), fits = self.context, [left >= 0 for left in self.room]
+        lengths = lengths.masked_fill(~to_device(fits, lengths.device).repeat(len(lengths) // len(fits)), 0)
+        found = lengths.tolist()
+        self.context = (ids[:, : max(found)], lengths)
+        self.floor, self.even = 0, False
 
     @torch.no_grad()
     def score(self, draft: Draft) -> Scored:

@@ -14,10 +14,10 @@ from torch import Tensor, distributed, nn
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft
 from mmspec.models.compat import many_shapes, tensor_parallel_group, with_whole_cache
-from mmspec.models.family import Family, OwnScoring
+from mmspec.models.family import Family, OwnScoring, PositionsTable
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy
-from mmspec.models.session import ROUND, HFSession
+from mmspec.models.session import ROUND, HFSession, Room
 from mmspec.models.slot_cache import SlotCache
 
 _SHAPES = 128  # that a process may compile of one model
@@ -126,7 +126,7 @@ class HFTarget:
         parts, pending = self.opened(prompt)
         return HFSession(*parts), pending
 
-    def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor, int], Draft]:
+    def opened(self, prompt: Mapping[str, Tensor]) -> tuple[tuple["HFTarget", SlotCache, Any, Tensor, Tensor, int, Room], Draft]:
         """Prepare what a session is made of, for sessions of other kinds.
 
         Args:
@@ -143,14 +143,16 @@ class HFTarget:
             raise ValueError(f"this {type(self.model).__name__} has changed since it was captured: call capture() again")
         model = own_copy(self.model)
         ids, mask = self.family.prompt(model, prompt)
-        least = _check_prompt(ids, mask, self.limit)
+        counts = _check_prompt(ids, mask, self.limit)
+        most = self.family.positions_table(model) if isinstance(self.family, PositionsTable) else None
+        room = None if most is None else [most - count for count in counts]
         order = torch.argsort((~mask).long(), dim=1, stable=True)  # pack: real ids first, whatever the padding side
         rows = torch.arange(len(ids), device=ids.device)
         packed, lengths = ids[rows[:, None], order], mask.sum(1)
         capacity = -(-(ids.shape[1] + self.reserve + 1) // ROUND) * ROUND
         cache, state = self.family.begin(model, prompt, capacity)
         last = packed[rows, lengths - 1]
-        return (self, cache, state, packed[:, :-1], lengths - 1, least - 1), Draft.root(last, torch.zeros_like(lengths))
+        return (self, cache, state, packed[:, :-1], lengths - 1, min(counts) - 1, room), Draft.root(last, torch.zeros_like(lengths))
 
     def own(self) -> tuple[Family, Any]:
         """Return the family and this thread's copy of the model, on which hooks and changes for the length of a forward are made.
@@ -219,8 +221,8 @@ class RankZeroChoice:
         return int(number)
 
 
-def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> int:
-    """The length of the shortest prompt. ValueError for an empty batch or prompt, and for one longer than `limit`."""
+def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> list[int]:
+    """The lengths of the prompts. ValueError for an empty batch or prompt, and for one longer than `limit`."""
     if ids.shape[0] == 0:
         raise ValueError("the batch is empty: give at least one prompt")
     lengths = mask.sum(1).tolist()
@@ -228,4 +230,4 @@ def _check_prompt(ids: Tensor, mask: Tensor, limit: int | None) -> int:
         raise ValueError(f"prompt {lengths.index(0)} is empty: every prompt needs at least one token that is not padding")
     if limit is not None and max(lengths) >= limit:
         raise ValueError(f"prompt {lengths.index(max(lengths))} has {max(lengths)} tokens, but the model has {limit} positions: shorten it")
-    return min(lengths)
+    return lengths

@@ -21,6 +21,7 @@ from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import Catalogue, Item
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.generation import Recommendations, check_paths_fit
+from mmspec.recsys.search import path_processors
 from mmspec.run.arguments import public_call
 
 
@@ -77,7 +78,8 @@ def rank_candidates(
     assert trie.listed is not None
     levels = [_level(trie, level) for level in range(1, trie.levels + 1)]
     columns = sum(level.shape[1] for level in levels[:-1]) + 1
-    session, root = BeamTarget(HFTarget(model, family, reserve=columns + 1), trie, catalogue.tokens_used).begin(inputs)
+    target = HFTarget(model, family, path_processors(model, family, inputs, catalogue.levels), reserve=columns + 1)
+    session, root = BeamTarget(target, trie, catalogue.tokens_used).begin(inputs)
     draft = _tree(trie, root, levels[:-1])
     scored = session.score(draft)
     if scored.healthy is not None and not bool(scored.healthy.all()):

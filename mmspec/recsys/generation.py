@@ -24,7 +24,7 @@ from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.methods import BeamMethod, method_of
-from mmspec.recsys.search import beam_drafter, beam_target, history_prompts
+from mmspec.recsys.search import beam_drafter, beam_target, history_prompts, path_processors
 from mmspec.run.arguments import check, check_items, public_call
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request
@@ -109,7 +109,9 @@ def recommend(
         capture: fix all shapes and compile the target's scoring step, as in `mmspec.text.generate`: one shape a level.
 
     Returns:
-        The items with their scores, the beams as `tokens` [B, K, L], and `stats`.
+        The items with their scores, the beams as `tokens` [B, K, L], and `stats`. Settings of the model's generation config that change
+        transformers' constrained beams are applied (penalties, bans) or refused by name; `temperature`, `top_k` and other settings of
+        sampling, and `num_beams`, are not read.
 
     Raises:
         ValueError: for an invalid argument; the message says what to give instead.
@@ -137,7 +139,8 @@ def recommend(
     if isinstance(histories, Mapping):
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     check_paths_fit(model, inputs, catalogue)
-    target = beam_target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used)
+    processors = path_processors(model, family, inputs, catalogue.levels)
+    target = beam_target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used, processors)
     proposer = beam_drafter(request.drafter, target, chosen, beams, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target

@@ -1,12 +1,13 @@
 """What a search for items is made of: prompts, the target, and the drafter for the value of `drafter=`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mmspec.core.beams.trie import Trie
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.protocols import Drafter
 from mmspec.drafters.model.beams import BeamDrafter, BeamModel, BeamSource
 from mmspec.drafters.none import NoDraft
@@ -16,6 +17,7 @@ from mmspec.models.family import Family
 from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.methods import BeamMethod
+from mmspec.run.settings.generation_config import beam_settings
 
 
 def history_prompts(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
@@ -35,7 +37,12 @@ def history_prompts(catalogue: Catalogue, histories: Sequence[Sequence[Item]], d
     return catalogue.inputs(histories, device) | {SHOWN: catalogue.shown(histories, device)}
 
 
-def beam_target(model: Any, family: Family, trie: Trie, k: int, width: int, tokens: Tensor | None) -> BeamTarget:
+def path_processors(model: Any, family: Family, inputs: Mapping[str, Any], levels: int) -> Pipeline:
+    """Return the processors of a model's generation config for some prompts; see `beam_settings`."""
+    return Pipeline(beam_settings(model, inputs, family.prompt(model, inputs), levels))
+
+
+def beam_target(model: Any, family: Family, trie: Trie, k: int, width: int, tokens: Tensor | None, processors: Any = None) -> BeamTarget:
     """Return the target of a search, with capacity for all beams and for the draft tokens of one round.
 
     Args:
@@ -45,12 +52,13 @@ def beam_target(model: Any, family: Family, trie: Trie, k: int, width: int, toke
         k: beams kept on every level.
         width: beams drafted a level; 0 where nothing is drafted.
         tokens: the tokens of the paths, ascending; None for all.
+        processors: applied to its log-probabilities; a `Pipeline` or `RowPipelines`, None for nothing.
 
     Returns:
         The target.
     """
     reserve = k * trie.levels + width * (trie.levels - 1) + 1
-    return BeamTarget(HFTarget(model, family, reserve=reserve), trie, tokens)
+    return BeamTarget(HFTarget(model, family, processors or Pipeline(), reserve=reserve), trie, tokens)
 
 
 def beam_drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, width: int, temperature: float) -> Drafter:
@@ -103,8 +111,9 @@ def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:
         raise ValueError("target and drafter must both be decoder-only, or both encoder-decoder: their prompts end in different tokens")
-    if (size := mine.get_text_config(decoder=True).vocab_size) <= int(
-        target.trie.token.max() if target.tokens is None else target.tokens[-1]
-    ):
+    size = mine.get_text_config(decoder=True).vocab_size
+    if size <= int(target.trie.token.max() if target.tokens is None else target.tokens[-1]):
         raise ValueError(f"the drafter has {size} tokens, fewer than the catalogue's paths use: train one on this catalogue")
-    return beam_target(model, family_of(model), target.trie, k, width, target.tokens)
+    same = size == theirs.get_text_config(decoder=True).vocab_size
+    processors = target.target.processors if same else None
+    return beam_target(model, family_of(model), target.trie, k, width, target.tokens, processors)

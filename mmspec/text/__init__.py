@@ -6,12 +6,12 @@ from mmspec.utils.lazy import exports
 
 if TYPE_CHECKING:
     from mmspec.run.drop_in.speculate import speculate
+    from mmspec.run.settings.processors import StopStrings
     from mmspec.text.generation import aligned_drafter, generate
-    from mmspec.text.settings.processors import StopStrings
     from mmspec.text.views import ensemble, view
 else:
     _MODULES = {
-        "StopStrings": "settings.processors",
+        "StopStrings": "mmspec.run.settings.processors",
         "aligned_drafter": "generation",
         "ensemble": "views",
         "generate": "generation",

@@ -31,12 +31,12 @@ from mmspec.run.arguments import check, check_drafted, public_call
 from mmspec.run.drop_in.processors import ProcessorContext, checks_of, with_forms
 from mmspec.run.request import Request
 from mmspec.run.rules import distributions_for, rule_of
+from mmspec.run.settings.generation_config import settings
+from mmspec.run.settings.processors import end_ids
 from mmspec.run.shapes import Tree, longest_draft, shape_of
 from mmspec.run.streamer import StreamerFeed
 from mmspec.run.views import mixed, view_for
 from mmspec.text.inputs.prompt import TextPrompt
-from mmspec.text.settings.generation_config import settings
-from mmspec.text.settings.processors import end_ids
 from mmspec.utils.renamed import old_names, once_positional
 
 _POSITIONS = ("drafter", "accept", "max_new_tokens", "temperature", "top_k", "top_p", "repetition_penalty", "seed")

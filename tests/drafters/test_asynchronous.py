@@ -21,6 +21,7 @@ from mmspec.drafters.retrieval.lookup import Lookup
 from mmspec.drafters.shapes import Chain, drawn, most_likely, sampled
 from tests.drafters.cascades import drafting, perturbed
 from tests.drafters.runs import greedy, plain, random_prompt, run
+from tests.drafters.test_positions import LONG, SHORT, pair, rows
 
 ONE, RAGGED = random_prompt(9), random_prompt(5, 9, 7, seed=1)
 SOME = {"max_new_tokens": 16, "draft_length": 6}
@@ -120,6 +121,18 @@ def test_ends_budgets_and_stops(big, drafts):
     stopped = mmspec.text.generate(big, ONE, near, stops=[lambda row, values: len(values) == 5], **SOME)
     assert stopped.lengths.tolist() == [5]
     assert stopped.tokens.tolist()[0][:5] == greedy(big, ONE, 16)[0][:5]
+
+
+def test_rows_outlast_a_drafter_that_has_no_positions_left(shared):
+    target, inputs, rounds = pair("learned", LONG), rows(3, 14, SHORT + 1), []
+    drafter = Asynchronous(pair("learned"), least=3, processes=shared)
+    made = {"max_new_tokens": 24, "draft_length": 4}
+    expected = mmspec.text.generate(target, inputs, **made).tokens
+    found = mmspec.text.generate(target, inputs, drafter, on_step=lambda step: rounds.append(step.committed.drafted), **made)
+    assert found.tokens.equal(expected)
+    assert not any(row[2] for row in rounds)
+    assert any(row[0] for row in rounds)
+    assert not rounds[-1][0]
 
 
 def test_models_and_names_are_resolved(big, shared):

@@ -29,8 +29,8 @@ from mmspec.models.families.multimodal import HEARING, Multimodal
 from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.config import Config
+from mmspec.run.settings.processors import constraints
 from mmspec.text import aligned_drafter
-from mmspec.text.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.families import AUDIO, FAMILIES, SOUND, VOCAB, Case, build, inputs_for
 

@@ -5,7 +5,7 @@ import torch
 import transformers as hf
 
 import mmspec
-from mmspec.text.settings import generation_config as model_settings
+from mmspec.run.settings import generation_config as model_settings
 from tests.companions import perturbed
 from tests.families import FAMILIES, build, inputs_for
 

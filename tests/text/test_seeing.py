@@ -27,7 +27,7 @@ from mmspec.models.families.registry import SEES, family_of
 from mmspec.models.rows.merged import Merged
 from mmspec.models.slot_cache import SlotLayer
 from mmspec.models.target import HFSession, HFTarget
-from mmspec.text.settings.processors import constraints
+from mmspec.run.settings.processors import constraints
 from tests.companions import Seen, counted, llama, perturbed
 from tests.crossing import as_one_batch, generated_alone, row_of
 from tests.seeing import END, PLACE, SIGHTS, START, filmed, seen

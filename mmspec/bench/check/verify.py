@@ -29,8 +29,8 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.proof.require import prove
 from mmspec.models.target import HFTarget
 from mmspec.run.rules import distributions_for, rule_of
-from mmspec.text.settings.generation_config import settings
-from mmspec.text.settings.processors import end_ids
+from mmspec.run.settings.generation_config import settings
+from mmspec.run.settings.processors import end_ids
 
 MARGINS = {torch.float32: 1e-3, torch.float16: 0.05, torch.bfloat16: 0.5}
 """Largest difference from the best logit that rounding alone may explain."""

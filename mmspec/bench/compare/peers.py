@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.loading.text import Pair
 from mmspec.models.families.registry import family_of
-from mmspec.text.settings.processors import end_ids
+from mmspec.run.settings.processors import end_ids
 
 PLAIN, ASSISTED, ENGINE, DRAFTED = "transformers", "transformers assisted", "mmspec plain", "mmspec"
 

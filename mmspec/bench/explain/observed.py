@@ -21,7 +21,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.target import HFTarget
 from mmspec.run.drafters import drafter_of
 from mmspec.run.rules import distributions_for, rule_of
-from mmspec.text.settings.generation_config import settings
+from mmspec.run.settings.generation_config import settings
 
 
 class RecordedDraw:

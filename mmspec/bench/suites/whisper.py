@@ -20,8 +20,8 @@ from mmspec.bench.suites.whisper_page import whisper_tables as render
 from mmspec.loading.text import Pair, load_pair
 from mmspec.loading.wheels import model_folder
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.run.settings.processors import end_ids
 from mmspec.speech.sound.recogniser import word_errors
-from mmspec.text.settings.processors import end_ids
 from mmspec.utils.provenance import provenance
 
 __all__ = ["measure", "render"]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.beams.roots import packed_roots, widened_roots
-from mmspec.core.beams.tokens_and_rest import TokensAndRest
+from mmspec.core.beams.tokens_and_rest import ProcessedLogProbs, TokensAndRest
 from mmspec.core.beams.trie import NOWHERE, Children, Trie
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
@@ -174,7 +174,7 @@ def ranked(children: Children, log_p: Tensor, score: Tensor) -> Tensor:
     return torch.where(children.valid, score[..., None] + log_p, -torch.inf).flatten(1)
 
 
-def of_children(distributions: Categorical | TokensAndRest, column: Tensor | None, children: Children) -> Tensor:
+def of_children(distributions: Categorical | TokensAndRest | ProcessedLogProbs, column: Tensor | None, children: Children) -> Tensor:
     """[B, M, C] log-probability of `children` under the distributions [B, N] at `column` [B, M], normalised over the whole vocabulary.
 
     None stands for all columns, in order: then nothing is copied.

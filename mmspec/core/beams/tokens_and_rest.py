@@ -1,9 +1,28 @@
-"""Categorical distributions of which some tokens are kept, and the sum of all others."""
+"""What a beam search reads of a model's distributions: some tokens and the sum of all others, or log-probabilities after processors."""
 
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessedLogProbs:
+    """Log-probabilities after processors. As in transformers' beam search they are added up as they are, and not normalised again.
+
+    Args:
+        scores: [..., V].
+    """
+
+    scores: Tensor
+
+    def at(self, index: Tensor) -> "ProcessedLogProbs":
+        """Select distributions; see `TokensAndRest.at`."""
+        return ProcessedLogProbs(self.scores.gather(1, index[..., None].expand(*index.shape, self.scores.shape[-1])))
+
+    def log_probs_at(self, ids: Tensor) -> Tensor:
+        """Return what stands for some tokens `ids` [..., S], [..., S]."""
+        return self.scores.gather(-1, ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,7 +151,7 @@ class MaskedDraftSession(ModelSession):
         if draft.size == draft.roots:
             super().observe(draft, scored, verdict, committed)
             return
-        self._check_health(committed)
+        self._record(committed)
         roots = torch.arange(self.lag + 1, device=verdict.keep.device).expand(len(verdict.keep), -1)
         self.session.commit(torch.where(verdict.keep[:, :1] >= 0, self._real_roots(roots), -1), self.lag + 1)
         kept = verdict.keep[:, 1 : 1 + max(committed.accepted)]

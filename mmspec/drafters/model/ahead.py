@@ -41,6 +41,13 @@ class DraftingBegun:
 
 
 @dataclass(frozen=True, slots=True)
+class DrafterRoom:
+    """From the drafter, before its first draft token: the values that its table of positions can take behind each prompt."""
+
+    room: list[int]
+
+
+@dataclass(frozen=True, slots=True)
 class DraftedTokens:
     """From the drafter: one draft token a row; None where a row has none."""
 
@@ -163,6 +170,7 @@ class DraftingAhead:
         self.chains, self.left = DraftedChains(len(opening.left)), list(opening.left)
         self.unread = [[value] for value in opening.pending]  # committed values that the session was not told yet; the last is pending
         self.committed = [0] * len(self.left)
+        self.room: list[int] | None = getattr(self.session.session, "room", None)
         self.observed = 0
         self.shown = 0  # draft tokens of the draft under way that were sent
         self.over = False
@@ -174,9 +182,14 @@ class DraftingAhead:
             EOFError: when the other process has gone.
             FloatingPointError: when the model's logits hold NaN or +inf.
         """
+        if self.room is not None:
+            self.connection.send(DrafterRoom(self.room))
         while not self.over:
             try:
-                room = [max(0, min(left - 1, self.opening.ahead) - len(row)) for left, row in zip(self.left, self.chains.rows, strict=True)]
+                most = [min(left - 1, self.opening.ahead) for left in self.left]
+                if self.room is not None:
+                    most = [min(own, have - used) for own, have, used in zip(most, self.room, self.committed, strict=True)]
+                room = [max(0, own - len(row)) for own, row in zip(most, self.chains.rows, strict=True)]
                 if any(room):
                     self._publish(self._draft(room))
                 else:

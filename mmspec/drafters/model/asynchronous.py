@@ -18,7 +18,7 @@ from mmspec.core.control import is_whole
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import TargetSession
 from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
-from mmspec.drafters.model.ahead import DraftedChains, DraftingStart, RoundOutcome
+from mmspec.drafters.model.ahead import DraftedChains, DrafterRoom, DraftingStart, RoundOutcome
 from mmspec.drafters.model.draft_process import DraftProcess, DraftProcesses, own_model
 from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.shapes import Chain, drawn, most_likely
@@ -116,6 +116,8 @@ class AsynchronousSession:
         self.unread: deque[list[list[int]]] = deque()  # committed by the rounds that it had not heard of then
         self.observed = 0  # rounds that it had heard of
         self.left: list[int] = []
+        self.committed: list[int] = []  # values, by row
+        self.room: list[int] | None = None  # values that the drafter can take behind each prompt
 
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
         """Return the draft of this round; see `DraftSession.propose`.
@@ -134,8 +136,7 @@ class AsynchronousSession:
         process = self.process
         while process.waits():
             self._read(process)
-        least = min(self.drafter.least, budget.length)
-        while any(len(row) < min(least, left - 1) for row, left in zip(self._current().rows, self.left, strict=True)):
+        while self._waits(min(self.drafter.least, budget.length)):
             self._read(process)
         rows = [row[: min(budget.length, max(0, left - 1))] for row, left in zip(self._current().rows, self.left, strict=True)]
         width = max(map(len, rows))
@@ -148,6 +149,7 @@ class AsynchronousSession:
         """Take in the verdict of the round; see `DraftSession.observe`."""
         for row, (values, ended) in enumerate(zip(committed.values, committed.ended, strict=True)):
             self.left[row] = 0 if ended else self.left[row] - len(values)
+            self.committed[row] += len(values)
         if self.process is None:
             told = zip(self.before.values, committed.values, strict=True)
             self.before = RoundOutcome([[*old, *new] for old, new in told], committed.ended)
@@ -167,7 +169,7 @@ class AsynchronousSession:
             raise ValueError("an asynchronous drafter sends single ids, but steps here are frames of codes or vectors")
         self.left = [left * real for left, real in zip(budget.left.tolist(), pending.valid[:, 0].tolist(), strict=True)]
         prompt = {name: value.cpu() if isinstance(value, Tensor) else value for name, value in self.prompt.items()}
-        values = pending.nodes[:, 0].tolist()
+        values, self.committed = pending.nodes[:, 0].tolist(), [0] * len(self.left)
         self.opening = DraftingStart(prompt, noise.seeds.tolist(), noise.coupled, values, list(self.left), self.drafter.ahead)
         self.before, self.chains = RoundOutcome([[] for _ in values], [False] * len(values)), DraftedChains(len(values))
 
@@ -186,10 +188,20 @@ class AsynchronousSession:
         found = process.receive()
         if found is None:
             return
+        if isinstance(found, DrafterRoom):
+            self.room = found.room
+            return
         while self.observed < found.observed:
             self.chains.advance(self.unread.popleft())
             self.observed += 1
         self.chains.extend(found.values)
+
+    def _waits(self, least: int) -> bool:
+        """True if a row can take more draft tokens and has fewer than `least`."""
+        most = [left - 1 for left in self.left]
+        if self.room is not None:
+            most = [min(own, have - used) for own, have, used in zip(most, self.room, self.committed, strict=True)]
+        return any(len(row) < min(least, own) for row, own in zip(self._current().rows, most, strict=True))
 
     def _current(self) -> DraftedChains:
         """The draft tokens received that continue what is committed now."""

@@ -21,6 +21,7 @@ from mmspec.core.records import PAD, Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import KeepsRoots, RowRecord, SessionRowState, refuse_fixed_rows
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.models.beam_target import BeamTarget
+from mmspec.utils.devices import to_device
 
 
 class BeamGuide(Protocol):
@@ -194,15 +195,37 @@ class BeamModel:
 
     def beam_guide(self, prompt: Any, session: TargetSession, trie: Trie) -> "ModelGuide":
         """Return the guide of one beam search; see `BeamSource.beam_guide`."""
-        own, _ = self.target.begin(self.view(prompt, session))
-        return ModelGuide(own)
+        own, root = self.target.begin(self.view(prompt, session))
+        fits = [own.room is None or own.room[row] >= trie.levels for row in range(len(root.start))]
+        return ModelGuide(own, fits)
 
 
 class ModelGuide(SessionRowState):
-    """Guide on the drafter model's own session. The last drafted level is not run; where it is kept, it is run with the next draft."""
+    """Guide on the drafter model's own session. The last drafted level is not run; where it is kept, it is run with the next draft.
 
-    def __init__(self, session: Any):
-        self.session = session
+    Args:
+        session: the model's.
+        fits: which rows the model has positions for. The others are not run and not drafted.
+    """
+
+    def __init__(self, session: Any, fits: Sequence[bool]):
+        self.session, self.fits = session, list(fits)
+        self.begun = False
+
+    @property
+    def ready(self) -> bool:
+        """False where no row can be drafted, once the session can take others."""
+        return any(self.fits) or not self.begun
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        super().take_rows(rows)
+        self.fits = [self.fits[row] for row in rows]
+
+    def join_rows(self, other: "ModelGuide") -> None:
+        """Append the rows of another one; see `core.rows.changes.ChangesRows`."""
+        super().join_rows(other)
+        self.fits += other.fits
 
     def shift_roots(self, by: int) -> None:
         """Count columns before the roots; see `core.rows.changes.KeepsRoots`."""
@@ -210,10 +233,14 @@ class ModelGuide(SessionRowState):
 
     def weigh(self, draft: Draft, children: Children) -> Tensor:
         """Return log q [B, M, C] of the children; see `BeamGuide.weigh`."""
-        distributions = self.session.score(draft).p
+        if not self.begun:
+            self.session.leave_out_long_prompts()
+            self.begun = True
+        distributions = self.session.score(draft if all(self.fits) else replace(draft, parents=self._where(draft.parents, PAD))).p
         count = children.state.shape[1]
         columns = torch.arange(distributions.scores.shape[1] - count, distributions.scores.shape[1], device=draft.nodes.device)
-        return of_children(distributions, columns.expand(len(draft.start), -1), children)
+        log_q = of_children(distributions, columns.expand(len(draft.start), -1), children)
+        return log_q if all(self.fits) else self._where(log_q, -torch.inf)
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict) -> None:
         """Take in the verdict of the round; see `Guide.observe`."""
@@ -222,4 +249,9 @@ class ModelGuide(SessionRowState):
         if not layers:  # no draft in this round: the committed columns wait for the next one
             return
         run = draft.roots + verdict.pending.aux.beams * (len(layers) - 1)
-        self.session.commit(verdict.keep[:, :run], 0)
+        self.session.commit(self._where(verdict.keep[:, :run], -1), 0)
+
+    def _where(self, found: Tensor, other: float) -> Tensor:
+        """`found` [B, ...], and `other` in rows that do not fit."""
+        out = to_device([not fits for fits in self.fits], found.device)
+        return found.masked_fill(out.view(-1, *[1] * (found.dim() - 1)), other)

@@ -18,6 +18,7 @@ from mmspec.drafters.trees.best_first import BestFirst
 from mmspec.drafters.views.base import View, same_prompt
 from mmspec.drafters.views.sound import encoder_start
 from mmspec.models.model_checks import model_name, refuse_unhealthy
+from mmspec.utils.devices import to_device
 
 
 @dataclass(frozen=True)
@@ -89,6 +90,10 @@ class ModelSession:
         self.origin: Tensor | None = None  # [B, G] own column of each proposed draft token
         self.lag = 0
         self.healthy: Tensor | None = None  # [B] bool: True while all logits of this session were finite
+        self.reach = Reach()
+        self.begun = False  # the model has run its prompt
+        self.alive: Tensor | None = None  # [B, 1] bool: rows that take part in the draft under way; None for all
+        self.held = False  # a row that does not may do so again, since some of its roots may be taken back
 
     @property
     def session(self) -> Any:
@@ -102,6 +107,12 @@ class ModelSession:
         self._forget()
         if budget.length == 0 or (self.after is not None and self.after.context is not None):
             return pending
+        room = self.reach.left(getattr(self.session, "room", None), pending.roots, len(pending.nodes))
+        if room is not None and max(room) < 1 and self.begun:  # no row can be drafted; rows that join need a session that has begun
+            return pending
+        if room is not None and not self.begun:
+            self.session.leave_out_long_prompts()
+        budget, self.begun = self._within(budget, room), True
         own = self._rooted(pending)
         grown, self.origin = self._grow(pending, own, budget, noise)
         self.lag = own.roots - pending.roots
@@ -119,7 +130,9 @@ class ModelSession:
 
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         """Take in the verdict of the round; see `DraftSession.observe`."""
-        self._check_health(committed)
+        self._record(committed)
+        if draft.size == draft.roots and self.reach.over:
+            return
         if draft.size == draft.roots:  # no drafts in this round, or its draft tokens were committed elsewhere
             self._forget()
             self._wait(draft.nodes, draft.valid)
@@ -153,6 +166,7 @@ class ModelSession:
     def take_rows(self, rows: Sequence[int]) -> None:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.session.take_rows(rows)
+        self.reach.take_rows(rows)
         if isinstance(stop := getattr(self.shape, "stop", None), FallbackSession):
             stop.take_rows(rows)
         self.fed = self.origin = None
@@ -162,6 +176,7 @@ class ModelSession:
     def join_rows(self, other: "ModelSession") -> None:
         """Append the rows of another session; see `core.rows.changes.ChangesRows`."""
         self.session.join_rows(other.session)
+        self.reach.join_rows(other.reach)
         mine, theirs = getattr(self.shape, "stop", None), getattr(other.shape, "stop", None)
         if isinstance(mine, FallbackSession) and isinstance(theirs, FallbackSession):
             mine.join_rows(theirs)
@@ -171,12 +186,23 @@ class ModelSession:
         if self.healthy is not None and other.healthy is not None:
             self.healthy = torch.cat([self.healthy, other.healthy])
 
-    def _check_health(self, committed: Committed) -> None:
-        """FloatingPointError for logits that are not finite. Synchronises with the device only where the round's outcome shows that there
-        are some.
+    def _record(self, committed: Committed) -> None:
+        """Count what a round committed. FloatingPointError for logits that are not finite; synchronises with the device only where the
+        round's outcome shows that there are some.
         """
+        self.reach.advance(committed)
         if self.healthy is not None and committed.drafter_healthy is not None and not all(committed.drafter_healthy):
             refuse_unhealthy(self.healthy, [bool(values) for values in committed.values], _named(self.session))
+
+    def _within(self, budget: Budget, room: list[int] | None) -> Budget:
+        """The budget within the positions that each row has left; rows that have none do not take part in this draft."""
+        self.alive, self.held = None, False
+        if room is None or min(room) >= budget.length:
+            return budget
+        self.held = any(most < 1 and not past for most, past in zip(room, self.reach.past, strict=True))
+        left = to_device(room, budget.left.device)
+        self.alive = (left > 0)[:, None]
+        return replace(budget, left=torch.minimum(budget.left, left + 1))
 
     def _grow(self, pending: Draft, own: Draft, budget: Budget, noise: Noise) -> tuple[Draft, Tensor]:
         """The finished draft that grows from `own`, the roots this session runs, and its draft tokens' own columns."""
@@ -189,7 +215,8 @@ class ModelSession:
             return
         columns = torch.arange(self.fed.shape[1], device=self.fed.device)
         self.session.commit(torch.where(self.fed, columns, -1), len(columns))
-        self.waiting = None
+        keep = self.held and self.waiting is not None and self.alive is not None
+        self.waiting = (self.waiting[0], self.waiting[1] & ~self.alive) if keep else None  # type: ignore[operator, index]
 
     def _wait(self, value: Tensor, real: Tensor) -> None:
         old = self.waiting
@@ -200,7 +227,7 @@ class ModelSession:
         real = torch.ones_like(columns, dtype=torch.bool)
         if self.waiting is not None:
             real[:, :-1] = self.waiting[1]
-        return torch.where(real, columns, -1)
+        return torch.where(real if self.alive is None else real & self.alive, columns, -1)
 
     def _rooted(self, pending: Draft) -> Draft:
         """The pending token with the waiting values as roots before it."""
@@ -208,8 +235,63 @@ class ModelSession:
             none = torch.zeros_like(pending.parents[:, :1], dtype=torch.bool)
             self.waiting = (torch.zeros_like(pending.nodes[:, :1]), none)
         values, real = self.waiting
-        self.fed = real & pending.valid[:, -1:]
-        return committed_values(torch.cat([values, pending.nodes], 1), torch.cat([self.fed, pending.valid], 1), pending.start)
+        self.fed, roots = real & pending.valid[:, -1:], pending.valid
+        if self.alive is not None:
+            self.fed, roots = self.fed & self.alive, roots & self.alive
+        return committed_values(torch.cat([values, pending.nodes], 1), torch.cat([self.fed, roots], 1), pending.start)
+
+
+class Reach:
+    """How far the rows of a drafter have come, for drafters that look positions up in a table, which has an end.
+
+    A row that has come there is not run any more, and nothing is drafted for it.
+    """
+
+    def __init__(self) -> None:
+        self.values: list[int] = []  # committed, by row
+        self.past: list[bool] = []  # rows that have ended, or that have no position left for their pending token
+
+    @property
+    def over(self) -> bool:
+        """True once no row is drafted any more."""
+        return bool(self.past) and all(self.past)
+
+    def left(self, room: list[int] | None, roots: int, rows: int) -> list[int] | None:
+        """Return the draft tokens that each row may have, below 1 where it is not run.
+
+        Args:
+            room: positions behind the prompt, by row; see `models.session.Room`.
+            roots: of the pending draft; all but one may be taken back.
+            rows: their number.
+
+        Returns:
+            Draft tokens, all of which may be run; None without a table.
+        """
+        self._know(rows)
+        if room is None:
+            return None
+        left = [0 if past else have - used for have, used, past in zip(room, self.values, self.past, strict=True)]
+        self.past = [past or most < 1 for past, most in zip(self.past, left, strict=True)]
+        return [most - roots + 1 for most in left]
+
+    def advance(self, committed: Committed) -> None:
+        """Count what a round committed."""
+        self._know(len(committed.values))
+        self.values = [used + len(new) for used, new in zip(self.values, committed.values, strict=True)]
+        if committed.ended:
+            self.past = [past or ended for past, ended in zip(self.past, committed.ended, strict=True)]
+
+    def take_rows(self, rows: Sequence[int]) -> None:
+        """Keep some rows; see `core.rows.changes.ChangesRows`."""
+        self.values, self.past = [self.values[row] for row in rows], [self.past[row] for row in rows]
+
+    def join_rows(self, other: "Reach") -> None:
+        """Append the rows of another one; see `core.rows.changes.ChangesRows`."""
+        self.values, self.past = self.values + other.values, self.past + other.past
+
+    def _know(self, rows: int) -> None:
+        if not self.values:
+            self.values, self.past = [0] * rows, [False] * rows
 
 
 def _named(session: Any) -> str:

@@ -79,12 +79,17 @@ class ViewEnsemble:
         refresh(self.target.model)
         with rewired(_remembered(own_copy(self.target.model))):
             opened = [self.target.opened(own) for own in prompt]
-        (_, caches, states, contexts, lengths, _), (pending, *_) = zip(*(parts for parts, _ in opened), strict=True), [f for _, f in opened]
+        (_, caches, states, contexts, lengths, _, rooms), (pending, *_) = (
+            zip(*(parts for parts, _ in opened), strict=True),
+            [first for _, first in opened],
+        )
         cache = max(caches, key=lambda cache: cache.capacity)
         longest = max(context.shape[1] for context in contexts)
         context = torch.cat([nn.functional.pad(ids, (0, longest - ids.shape[1])) for ids in contexts])
         state = stack_views(states)
-        return EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights), pending
+        session = EnsembleSession(self.target, cache, state, context, torch.cat(lengths), len(prompt), self.weights)
+        session.room = None if None in rooms else [min(views) for views in zip(*rooms, strict=True)]
+        return session, pending
 
 
 class EnsembleSession(HFSession):

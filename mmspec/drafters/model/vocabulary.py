@@ -144,6 +144,15 @@ class TranslatedSession:
         """True where one call may score nodes of several depths; see `drafters.shapes.for_source`."""
         return getattr(self.session, "mixes_depths", True)
 
+    @property
+    def room(self) -> list[int] | None:
+        """By row, the positions behind the prompt; see `models.session.Room`."""
+        return getattr(self.session, "room", None)
+
+    def leave_out_long_prompts(self) -> None:
+        """Leave out rows whose prompt is too long; see `HFSession.leave_out_long_prompts`."""
+        self.session.leave_out_long_prompts()  # type: ignore[attr-defined]
+
     def score(self, draft: Draft) -> Scored:
         """Score the draft; see `TargetSession.score`."""
         found = self.session.score(replace(draft, nodes=self.overlap.read(draft.nodes)))

@@ -50,6 +50,12 @@ def side_by_side(found: Sequence[Tensor] | None, states: Sequence[int]) -> Tenso
     return torch.cat([found[state] for state in states], -1) if found is not None and states else None
 
 
+def configured_positions(config: Any) -> int | None:
+    """The number of positions that a decoder's config names; None for none."""
+    names = ("max_target_positions", "max_position_embeddings")
+    return next((getattr(config, name) for name in names if getattr(config, name, None) is not None), None)
+
+
 def refuse_unsupported(model: Any) -> None:
     """Raise ValueError for models whose state cannot be rolled back or masked."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
@@ -149,6 +155,11 @@ class DecoderOnly:
 
     def begin(self, model: Any, inputs: Mapping[str, Tensor], capacity: int) -> tuple[SlotCache, Any]:
         return SlotCache(self.layers, capacity, contiguous=model.config.model_type in _VIEWS_KEYS, sliding=self.sliding), None
+
+    def positions_table(self, model: Any) -> int | None:
+        """Positions that a model looks up, see `models.family.PositionsTable`. A rotary model runs past the length it was trained for."""
+        config = model.config.get_text_config(decoder=True)
+        return None if getattr(config, "rope_parameters", None) else configured_positions(config)
 
     def pieces(self, model: Any, state: Any) -> tuple[int, int] | None:
         """Long first pieces where attention needs no mask for them; a mask grows with columns times slots."""

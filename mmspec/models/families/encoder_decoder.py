@@ -65,6 +65,11 @@ class EncoderDecoder:
         beside = ("pixel_values",) if model.config.model_type in _PICTURES_IN_PROMPTS else ()
         return cls(_layers(decoder, config), _source(model), positions, _window(config), beside, bool(_uncapped(decoder)))
 
+    def positions_table(self, model: Any) -> int | None:
+        """Positions that the decoder looks up; see `models.family.PositionsTable`."""
+        config = getattr(decoder_of(model), "config", model.config)
+        return None if getattr(config, "rope_parameters", None) else positions_limit(model)
+
     def prompt(self, model: Any, inputs: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
         if self.source not in inputs and "encoder_outputs" not in inputs:
             raise ValueError(f"inputs has no {self.source} (it has {', '.join(inputs) or 'nothing'}): pass what the processor returned")

@@ -10,7 +10,7 @@ from transformers.models.auto.modeling_auto import (
 from mmspec.models.compat import argument_names, recomputes_at_rope_switch
 from mmspec.models.compat.mixers import mixers_of
 from mmspec.models.families.alibi import Alibi, uses_alibi
-from mmspec.models.families.base import DecoderOnly, refuse_unsupported
+from mmspec.models.families.base import DecoderOnly, configured_positions, refuse_unsupported
 from mmspec.models.families.cache_window import CacheWindow
 from mmspec.models.families.encoder_decoder import DecoderAlone, EncoderDecoder, positions_limit
 from mmspec.models.families.hybrid import HybridDecoder, MultimodalHybrid
@@ -125,7 +125,4 @@ def positions_of(model: Any) -> int | None:
     stretched = stretched_limit(model)
     if stretched is not None:
         return stretched
-    for name in ("max_target_positions", "max_position_embeddings"):
-        if getattr(config, name, None) is not None:
-            return getattr(config, name)
-    return None
+    return configured_positions(config)

@@ -28,6 +28,7 @@ class SessionRows:
     lengths: Tensor
     ids: Tensor
     context: tuple[Tensor, Tensor] | None
+    room: list[int] | None
 
     @property
     def joinable(self) -> bool:
@@ -40,6 +41,7 @@ class SessionRows:
         """Keep some rows; see `core.rows.changes.ChangesRows`."""
         self.cache.take_rows(rows)
         self.lengths, self.ids = rows_of(self.lengths, rows), rows_of(self.ids, rows)
+        self.room = None if self.room is None else [self.room[row] for row in rows]
         if self.state is not None:
             self.state = _new(self.state, self.state.take_rows(rows))
         processors = self.target.processors
@@ -53,6 +55,7 @@ class SessionRows:
         more = self.cache.capacity
         ids = [torch.nn.functional.pad(part, (0, more - part.shape[1])) for part in (self.ids, other.ids)]
         self.lengths, self.ids = join_tensors(self.lengths, other.lengths), torch.cat(ids)
+        self.room = None if self.room is None or other.room is None else self.room + other.room
         if self.state is not None:
             self.state = _new(self.state, self.state.join_rows(other.state))
         mine, theirs = self.target.processors, other.target.processors

@@ -10,6 +10,7 @@ from torch import Tensor
 from mmspec.core.processors.reported import TokenLogprob
 from mmspec.core.stats import Stats
 from mmspec.core.stopping import STOP
+from mmspec.run.settings.processors import StopStrings
 from mmspec.serving.handle import RequestHandle
 from mmspec.serving.http.errors import ApiError
 from mmspec.serving.http.logprobs import LogprobEntries
@@ -18,7 +19,6 @@ from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.schemas.text import TextBody
 from mmspec.serving.http.waiting import raise_failure
 from mmspec.text.pieces import Pieces
-from mmspec.text.settings.processors import StopStrings
 
 SEEDS = 2**31
 """Seeds that are drawn at random are below it."""

@@ -15,6 +15,7 @@ from mmspec.core.beams.trie import Trie
 from mmspec.core.control import Control, Fixed
 from mmspec.core.decode import Rounds
 from mmspec.core.noise import Noise
+from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.drafters.model.beams import BeamDrafter, BeamSource
@@ -27,7 +28,7 @@ from mmspec.recsys.cost import CostModel
 from mmspec.recsys.filters.item_filter import ItemFilter
 from mmspec.recsys.generation import beams_of, check_paths_fit, refuse_temperature
 from mmspec.recsys.methods import BeamMethod, method_of
-from mmspec.recsys.search import beam_source, beam_target, history_prompts
+from mmspec.recsys.search import beam_source, beam_target, history_prompts, path_processors
 from mmspec.run.arguments import check, check_items
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request, refuse
@@ -144,7 +145,8 @@ class RecommendModel:
         filters = ItemFilter.of(catalogue, 1, options.allowed, allow, deny, seen).as_lists()
         listed = filters.listed_trie(catalogue, catalogue.trie).listed
         assert listed is not None
-        return RecommendWork(prompt, filters, listed.to(self.model.device), options, catalogue)
+        pipeline = path_processors(self.model, family_of(self.model), prompt, catalogue.levels)
+        return RecommendWork(prompt, filters, listed.to(self.model.device), options, catalogue, pipeline)
 
     def open(self, works: Sequence[RecommendWork], control: Control | None = None) -> Rounds:
         """Open a generation of some requests, one a row; see `EngineModel.open`."""
@@ -160,8 +162,9 @@ class RecommendModel:
         if self.source is not None:
             width = settings.width or 0
             drafter = BeamDrafter(self.source, trie, self.method.spread(settings.beams, width, temperature))
+        pipelines, tokens = RowPipelines(tuple(work.pipeline for work in works)), settings.catalogue.tokens_used
         return Rounds(
-            beam_target(self.model, family_of(self.model), trie, settings.beams, width, settings.catalogue.tokens_used),
+            beam_target(self.model, family_of(self.model), trie, settings.beams, width, tokens, pipelines),
             drafter,
             rule,
             _beside([work.inputs for work in works]),

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from mmspec.core.beams.listed import ListedNodes
+from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Committed
 from mmspec.core.stats import Stats
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
@@ -70,6 +71,7 @@ class RecommendWork:
         listed: the same as nodes of the trie.
         options: its options.
         catalogue: the items.
+        pipeline: the processors of the model's generation config for this prompt.
     """
 
     inputs: Mapping[str, Tensor]
@@ -77,6 +79,7 @@ class RecommendWork:
     listed: ListedNodes
     options: RecommendOptions
     catalogue: Catalogue
+    pipeline: Pipeline
 
     @property
     def columns(self) -> int:

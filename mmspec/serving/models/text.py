@@ -24,12 +24,12 @@ from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check
 from mmspec.run.drop_in.processors import ProcessorContext, checks_of, with_forms
 from mmspec.run.request import Request
+from mmspec.run.settings.generation_config import settings
+from mmspec.run.settings.processors import end_ids
 from mmspec.serving.models.base import PROMPT_COLUMNS, RequestOutput
 from mmspec.serving.models.rows import RowsModel, by_rows, check_greedy, check_one_row, shared_rule
 from mmspec.text.inputs.prompt import TextPrompt
 from mmspec.text.pieces import text_pieces
-from mmspec.text.settings.generation_config import settings
-from mmspec.text.settings.processors import end_ids
 
 _TEXT = ("input_ids", "attention_mask")
 _VIEWS = (same_prompt, own_pixels, shared_modalities, text_alone)

@@ -10,8 +10,8 @@ from torch import Tensor
 from mmspec.models.families.encoder_decoder import DecoderAlone, EncoderDecoder
 from mmspec.models.families.mllama import Mllama
 from mmspec.models.families.multimodal import Multimodal
+from mmspec.run.settings.processors import end_ids
 from mmspec.text.inputs.tensors import as_tensors
-from mmspec.text.settings.processors import end_ids
 
 _DECODER = ("input_ids", "attention_mask")
 _ENCODER = ("attention_mask", "decoder_input_ids", "decoder_attention_mask", "encoder_outputs")

@@ -1,4 +1,6 @@
-"""Settings of a model's generation config under `mmspec.text.generate`: applied, refused by name, or documented as not read.
+"""Settings of a model's generation config: applied, refused by name, or documented as not read.
+
+Those of `mmspec.text.generate` first; a beam search differs in what `beam_settings` says.
 
 Applied: settings that change greedy output and have a speculative form. Refused: settings that change greedy output and have none. Not
 read,
@@ -20,7 +22,7 @@ from mmspec.core.processors.history import History, Processor
 from mmspec.core.processors.pipeline import pipeline
 from mmspec.core.processors.sequence import SequenceBias, biases_of
 from mmspec.models.families.whisper import Timestamps, writes_timestamps
-from mmspec.text.settings.processors import constraints, end_ids
+from mmspec.run.settings.processors import constraints, end_ids
 
 _ONE = "set model.generation_config.{name} = {off} to decode one path a row"
 _OFF = "set model.generation_config.{name} = {off} to decode without it"
@@ -45,12 +47,19 @@ _REFUSED: dict[str, tuple[Callable[[Any], bool], Any, str]] = {  # name: (is it 
         "pass stops=[mmspec.text.StopStrings(strings, tokenizer.decode)] and set model.generation_config.{name} = {off}",
     ),
 }
+_FORCED = "it would leave the catalogue's paths: " + _OFF
+_REFUSED_OF_BEAMS = {  # the call has arguments for the numbers of beams and lists
+    **{name: (on, off, _OFF) for name, (on, off, _) in _REFUSED.items() if name not in ("num_beams", "num_return_sequences")},
+    "forced_bos_token_id": (lambda v: True, None, _FORCED),
+    "forced_eos_token_id": (lambda v: True, None, _FORCED),
+    "renormalize_logits": (bool, False, _OFF),
+}
 
 
-def refuse_settings(model: Any) -> None:
+def refuse_settings(model: Any, refused: Mapping[str, tuple[Callable[[Any], bool], Any, str]] = _REFUSED) -> None:
     """Raise ValueError for a setting of the model's generation config that changes greedy output and is not supported."""
     config = model.generation_config
-    for name, (on, off, mend) in _REFUSED.items():
+    for name, (on, off, mend) in refused.items():
         value = getattr(config, name, None)
         if value is not None and on(value):
             raise ValueError(
@@ -92,6 +101,43 @@ def settings(
         ValueError: for settings that change greedy output and have no speculative form.
     """
     refuse_settings(model)
+    found = _steps(model, inputs, prompt, max_new_tokens, repetition_penalty, getattr(family, "never_generated_ids", ()))
+    config = model.generation_config
+    if writes_timestamps(config) and model.config.model_type == "whisper":
+        found.append(Timestamps.of(config))
+    return tuple(found)
+
+
+def beam_settings(model: Any, inputs: Mapping[str, Any], prompt: tuple[Tensor, Tensor], levels: int) -> tuple[Processor, ...]:
+    """Return the processors that transformers' constrained beam search of paths of a catalogue would apply to log-probabilities.
+
+    Not read beside what `settings` does not read: `num_beams` and `num_return_sequences`, for which the call has arguments. All paths are
+    equally long, so that `length_penalty` and `early_stopping` change no list.
+
+    Args:
+        model: the target.
+        inputs: the request; an encoder's `input_ids` LongTensor [B, T] are read from here.
+        prompt: ids LongTensor [B, P] and mask bool [B, P] of the decoder's prompt.
+        levels: tokens of a path.
+
+    Returns:
+        The processors, in transformers' order.
+
+    Raises:
+        ValueError: for settings that change lists and have no speculative form, or force tokens that no path has.
+    """
+    refuse_settings(model, _REFUSED_OF_BEAMS)
+    return tuple(_steps(model, inputs, prompt, levels))
+
+
+def _steps(
+    model: Any,
+    inputs: Mapping[str, Any],
+    prompt: tuple[Tensor, Tensor],
+    max_new_tokens: int,
+    repetition_penalty: float | Sequence[float] | None = None,
+    never_generated_ids: Sequence[int] = (),
+) -> list[Processor]:
     config, (ids, mask) = model.generation_config, prompt
     found: list[Processor] = []
     if config.sequence_bias:
@@ -99,11 +145,8 @@ def settings(
     found += _encoder_penalties(model, inputs, ids, mask)
     penalty = config.repetition_penalty if repetition_penalty is None else repetition_penalty
     found += pipeline(repetition_penalty=penalty).steps
-    found += constraints(config, ids.shape[1], max_new_tokens, getattr(family, "never_generated_ids", ()))
-    found += _by_own_length(config, mask)
-    if writes_timestamps(config) and model.config.model_type == "whisper":
-        found.append(Timestamps.of(config))
-    return tuple(found)
+    found += constraints(config, ids.shape[1], max_new_tokens, never_generated_ids)
+    return found + _by_own_length(config, mask)
 
 
 @dataclass(frozen=True)
