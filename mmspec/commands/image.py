@@ -52,7 +52,7 @@ _DRAFT_STEPS = (
 DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
-TOP_P = Annotated[float | None, common.option(common.DRAWING, "Draw from the smallest set of codes with total probability P.", metavar="P")]
+TOP_P = Annotated[float | None, common.option(common.DRAWING, "Draw from the smallest set with total probability P.", metavar="P")]
 NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guidance leads away from.", metavar="TEXT")]
 IMAGE = Annotated[
     list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")
@@ -101,8 +101,7 @@ def image(
 
     if not 1 <= grid <= MOST:
         raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
-    heat = 1.0 if temperature is None else temperature
-    check(drift_budget=drift_budget, temperature=heat, top_k=top_k, top_p=top_p, guidance=guidance)
+    check(drift_budget=drift_budget, temperature=temperature or 0.0, top_k=top_k, top_p=top_p, guidance=guidance)
     if method in ("plain", "chain") and compare is None:
         common.refuse_unread(
             f"is for methods that draft, and {method} decodes one token a forward: leave it out", "--window", "--drift-budget"
@@ -178,10 +177,8 @@ def _drawn(prompt: str | None, methods: list[str | None], options: dict[str, Any
     usual = models.drafting_method(loaded, methods, given["drafter"])
     names = [usual if method is None else method for method in methods]
     scale = given["guidance"] if given["guidance"] is not None else loaded.guidance
-    prompts, seeds = (
-        models.with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"]),
-        [given["seed"] + row for row in range(given["grid"])],
-    )
+    prompts = models.with_images(loaded, loaded.prompts(prompt, given["grid"]), given["images"])
+    seeds = [given["seed"] + row for row in range(given["grid"])]
     for line in loaded.unread(prompts[:1]):
         common.note(line)
     options = options | {"guidance": scale}

@@ -64,8 +64,8 @@ class Row:
         return [figure for figure in FIGURE.findall(_NO_FIGURE.sub("", cells)) if figure not in known | computed]
 
 
-def _of(*sources: tuple[str, str, str] | tuple[str, str, str, str], **derived: str) -> Row:
-    return Row([Source(page, heading, tuple(starts)) for page, heading, *starts in sources])
+def _of(page: str, heading: str, *starts: str) -> Row:
+    return Row([Source(page, heading, starts)])
 
 
 PAIR, TREES, COUNTS, BEAMS, TOKENS = (
@@ -79,47 +79,47 @@ GREEDY, SAMPLED = "Greedy, batch 1", "Temperature 0.7, top-p 0.9, batch 1"
 CAPTIONS = "Images in, text out"
 ROWS: dict[str, dict[str, Row]] = {
     "README.md": {
-        "text of [a real model]": _of((REAL, GREEDY, "| mmspec plain | 1.00 | 1922")),
-        "the same, prompt lookup": _of((REAL, GREEDY, "| mmspec lookup | 1.80")),
-        "the same, temperature 0.7, top-p 0.9": _of((REAL, SAMPLED, "| mmspec lookup | 1.27")),
-        "text, greedy, small model, chain": _of((RESULTS, PAIR, "| mmspec | 2.98")),
-        "text, greedy, prompt lookup": _of((RESULTS, TREES, "| lookup | chain |")),
-        "text, temperature 0.7": _of((RESULTS, PAIR, "| mmspec, chain |")),
-        "text, greedy, small model, batch of 8": _of((RESULTS, PAIR, "Batch 8")),
-        "images of 16x16 codes from captions": _of((RESULTS, "Images", "| jacobi | token-exact", "| jacobi | 1.71")),
-        "images of 14x14 codes": _of((RESULTS, "Images", "| jacobi | 44.8", "| jacobi | 1.71")),
-        "images of 16x16 codes, small model": _of((RESULTS, "Images", "| assisted-jacobi |")),
-        "images of continuous tokens, heads": _of((CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`")),
-        "images of continuous tokens, `path`": _of((RESULTS, TOKENS, "| diffusion | path, 2 draft tokens")),
+        "text of [a real model]": _of(REAL, GREEDY, "| mmspec plain | 1.00 | 1922"),
+        "the same, prompt lookup": _of(REAL, GREEDY, "| mmspec lookup | 1.80"),
+        "the same, temperature 0.7, top-p 0.9": _of(REAL, SAMPLED, "| mmspec lookup | 1.27"),
+        "text, greedy, small model, chain": _of(RESULTS, PAIR, "| mmspec | 2.98"),
+        "text, greedy, prompt lookup": _of(RESULTS, TREES, "| lookup | chain |"),
+        "text, temperature 0.7": _of(RESULTS, PAIR, "| mmspec, chain |"),
+        "text, greedy, small model, batch of 8": _of(RESULTS, PAIR, "Batch 8"),
+        "images of 16x16 codes from captions": _of(RESULTS, "Images", "| jacobi | token-exact", "| jacobi | 1.71"),
+        "images of 14x14 codes": _of(RESULTS, "Images", "| jacobi | 44.8", "| jacobi | 1.71"),
+        "images of 16x16 codes, small model": _of(RESULTS, "Images", "| assisted-jacobi |"),
+        "images of continuous tokens, heads": _of(CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`"),
+        "images of continuous tokens, `path`": _of(RESULTS, TOKENS, "| diffusion | path, 2 draft tokens"),
         "diffusion pipeline": Row([Source(CONTINUOUS, "Measured", ("| **frozen** |", "| none | 100"))], (("4.8", "100 / 20.7"),)),
-        "speech, Medusa heads": _of((RESULTS, "Speech", "| heads, 3 draft tokens |")),
-        "speech, small model": _of((RESULTS, "Speech", "| model | 2.59")),
-        "recognition by [Whisper base]": _of((REAL, "Recognisers", "| mmspec, tiny.en, cropped, int8")),
-        "image captions": _of((RESULTS, CAPTIONS, "| vlm, own | 5.38", "| vlm, own | 5.45")),
-        "recommendations, 10 items, no drafter": _of((RESULTS, BEAMS, "| plain, prompts shared |")),
+        "speech, Medusa heads": _of(RESULTS, "Speech", "| heads, 3 draft tokens |"),
+        "speech, small model": _of(RESULTS, "Speech", "| model | 2.59"),
+        "recognition by [Whisper base]": _of(REAL, "Recognisers", "| mmspec, tiny.en, cropped, int8"),
+        "image captions": _of(RESULTS, CAPTIONS, "| vlm, own | 5.38", "| vlm, own | 5.45"),
+        "recommendations, 10 items, no drafter": _of(RESULTS, BEAMS, "| plain, prompts shared |"),
         "recommendations, 10 items, small model": Row(
             [Source(RESULTS, BEAMS, ("| strict, `model` |", "| `model`, 0.48 M |", "| plain, prompts shared |"))],
             (("3.2", "4 / 1.24"), ("0.41", "1.92 / 4.72")),
         ),
     },
     "docs/start/choosing.md": {
-        "the output copies": _of((RESULTS, TREES, "| lookup | chain")),
-        "the output repeats": _of((RESULTS, TREES, "| suffix | chain")),
-        "a small model of the same family exists": _of((RESULTS, TREES, "| model | chain")),
-        "a trained EAGLE-3": _of((RESULTS, TREES, "| eagle3 | chain")),
-        "nothing of the above": _of((RESULTS, TREES, "| recycling |")),
-        "no drafter, deep target": _of((RESULTS, TREES, "| layer-skip | chain")),
-        "answers of one kind": _of((DRAFTERS_PAGE, "Pools of earlier answers", "|")),
-        "images of continuous tokens": _of((CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`")),
-        "recommendations": _of((RESULTS, BEAMS, "| `model`, width 4K |")),
+        "the output copies": _of(RESULTS, TREES, "| lookup | chain"),
+        "the output repeats": _of(RESULTS, TREES, "| suffix | chain"),
+        "a small model of the same family exists": _of(RESULTS, TREES, "| model | chain"),
+        "a trained EAGLE-3": _of(RESULTS, TREES, "| eagle3 | chain"),
+        "nothing of the above": _of(RESULTS, TREES, "| recycling |"),
+        "no drafter, deep target": _of(RESULTS, TREES, "| layer-skip | chain"),
+        "answers of one kind": _of(DRAFTERS_PAGE, "Pools of earlier answers", "|"),
+        "images of continuous tokens": _of(CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`"),
+        "recommendations": _of(RESULTS, BEAMS, "| `model`, width 4K |"),
     },
     "docs/start/assisted-generation.md": {
-        "greedy, chain": _of((RESULTS, PAIR, "| transformers assisted | 2.98", "| mmspec | 2.98")),
-        "greedy, comb": _of((RESULTS, PAIR, "| transformers assisted | 2.98", "| mmspec | 3.53")),
-        "temperature 0.7, chain": _of((RESULTS, PAIR, "| transformers assisted | 2.61", "| mmspec, chain")),
-        "temperature 0.7, comb": _of((RESULTS, PAIR, "| transformers assisted | 2.61", "| mmspec, comb")),
-        "image captions": _of((RESULTS, CAPTIONS, "| transformers, assisted by vlm |", "| vlm, own |")),
-        "the same with `capture=True`": _of((RESULTS, CAPTIONS, "| transformers, assisted by vlm |", "| vlm, own, captured |")),
+        "greedy, chain": _of(RESULTS, PAIR, "| transformers assisted | 2.98", "| mmspec | 2.98"),
+        "greedy, comb": _of(RESULTS, PAIR, "| transformers assisted | 2.98", "| mmspec | 3.53"),
+        "temperature 0.7, chain": _of(RESULTS, PAIR, "| transformers assisted | 2.61", "| mmspec, chain"),
+        "temperature 0.7, comb": _of(RESULTS, PAIR, "| transformers assisted | 2.61", "| mmspec, comb"),
+        "image captions": _of(RESULTS, CAPTIONS, "| transformers, assisted by vlm |", "| vlm, own |"),
+        "the same with `capture=True`": _of(RESULTS, CAPTIONS, "| transformers, assisted by vlm |", "| vlm, own, captured |"),
     },
 }
 """Page -> beginning of a row's first cell -> its sources. A row is of the longest beginning that fits."""
@@ -159,7 +159,6 @@ def stands(page: str, heading: str, *starts: str) -> Callable[[re.Match[str]], b
     return lambda claim: not Row([source]).missing(" ".join(claim.groups()))
 
 
-STRICT = Source(RESULTS, BEAMS, ("| `model`, width 4K |",))
 CLAIMS: tuple[tuple[str, str, Callable[[re.Match[str]], bool]], ...] = (
     # page, the claim with its figures as groups, whether they are so
     ("README.md", r"\[(\d+) architectures\]", lambda claim: claim[1] == families()),
