@@ -6,7 +6,6 @@ It is fitted in closed form on pictures that the model draws; nothing is trained
 the fit. Printed are calls of the head a token without and with it.
 """
 
-import tempfile
 from pathlib import Path
 
 import torch
@@ -51,24 +50,23 @@ def main() -> None:
     parser.add_argument("--seed", type=int, least=0, default=0)
     parser.add_argument("--smoke", action="store_true", help="a small random model, four pictures")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as home:
-        if args.smoke:
-            args.folder, args.pictures, args.counted, args.steps = untrained(Path(home)), 4, 1, [4]
-        target: ContinuousPictures = load_latents(args.folder, "diffusion")["target"]
-        network = target.model
-        assert isinstance(network, ContinuousAR)
-        # the pictures of the fit have the seeds from --seed on; those that are counted the ones behind them
-        classes = torch.arange(args.pictures) % network.config.classes
-        tokens = generate(target, classes.tolist(), method="plain", seed=args.seed).sequences
-        fitted = fit_linear_draft(network, classes, tokens, contexts=args.contexts, seed=args.seed)
-        save_linear_draft(fitted, args.folder / "diffusion" / "target")
-        tell_loader(load_continuous_model, args.folder / "diffusion" / "target")
-        for steps in args.steps:
-            before, after = (
-                calls(ContinuousPictures(network, linear=each), args.counted, steps, args.draft_steps, args.seed + args.pictures)
-                for each in (None, fitted)
-            )
-            print(f"{steps} steps: {before:.2f} calls of the head a token with a held prediction, {after:.2f} with the linear model")
+    if args.smoke:
+        args.folder, args.pictures, args.counted, args.steps = untrained(Path("build/fit-chain")), 4, 1, [4]
+    target: ContinuousPictures = load_latents(args.folder, "diffusion")["target"]
+    network = target.model
+    assert isinstance(network, ContinuousAR)
+    # the pictures of the fit have the seeds from --seed on; those that are counted the ones behind them
+    classes = torch.arange(args.pictures) % network.config.classes
+    tokens = generate(target, classes.tolist(), method="plain", seed=args.seed).sequences
+    fitted = fit_linear_draft(network, classes, tokens, contexts=args.contexts, seed=args.seed)
+    save_linear_draft(fitted, args.folder / "diffusion" / "target")
+    tell_loader(load_continuous_model, args.folder / "diffusion" / "target")
+    for steps in args.steps:
+        before, after = (
+            calls(ContinuousPictures(network, linear=each), args.counted, steps, args.draft_steps, args.seed + args.pictures)
+            for each in (None, fitted)
+        )
+        print(f"{steps} steps: {before:.2f} calls of the head a token with a held prediction, {after:.2f} with the linear model")
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from mmspec.train import Fit, fit
+from mmspec.train.held_out import hold_out
 from tests.forked import Started
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +33,7 @@ def test_training_learns_and_validates_at_every_checkpoint(tmp_path):
         Fit(steps=30, lr=0.1, warmup=2, checkpoint_every=10),
         tmp_path / "run.pt",
         validate=lambda m, s: seen.append((s, m.training)),
+        held=hold_out(["one", "other"], 1, "batches"),
     )
     assert losses[-1] < 0.2 * losses[0]
     assert seen == [(10, False), (20, False), (30, False)]
