@@ -155,7 +155,8 @@ def check_columns(model: Any, probe: Probe, coarse: bool) -> None:
     """Failed if a column of a forward depends on others. `coarse` if the model's arithmetic may round as that of int8 does."""
     exact, name = model.dtype is torch.float32, type(model).__name__
     equal = _REPEATED if exact else _ROUGH if has_experts(model) else _REPEATED_ROUGHLY  # experts get as many columns as choose them
-    found = dependence(probe, equal, EXACT if exact and not coarse else _ROUGH, coarse or not exact)
+    allowed = _ROUGHEST if coarse else EXACT if exact else allowance(model, probe)((1,))
+    found = dependence(probe, equal, allowed, coarse or not exact)
     if found is not None:
         line = f"{name}: the logits of a drafted token change by {found.away:.2g} of their spread with {found.cause}"
         raise Failed(f"{line}, first in {found.place}" if found.place else line, place=found.place)
@@ -194,7 +195,7 @@ class Cases:
 
     def __init__(self, model: Any, probe: Probe, allowed: Callable[[tuple[int, ...]], float], coarse: bool = False):
         self.name, self.probe, self.coarse = type(model).__name__, probe, coarse
-        self.allowed = (lambda rows: max(_ROUGH, allowed(rows))) if coarse else allowed
+        self.allowed = (lambda rows: _ROUGHEST) if coarse else allowed
 
     def run(self, case: Case) -> float:
         """The largest difference found. Failed if it is more than allowed."""

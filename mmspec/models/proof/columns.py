@@ -102,7 +102,9 @@ def _place(probe: Probe, one: Callable[[], Tensor], other: Callable[[], Tensor],
         batch, layout = first[""][-1].shape[0], _layout(calls[-1], first[""][-1].shape[0])
         if layout is None or name not in second:
             continue
-        a, parts = _by_column(calls[-1], layout, batch), [_by_column(each, layout, batch) for each in second[name][-COLUMNS:]]
+        often = max(1, len(calls) // 2)  # calls a forward: the prompt's and the columns'
+        parts = [_by_column(each, layout, batch) for each in second[name][-COLUMNS * often :][often - 1 :: often]]
+        a = _by_column(calls[-1], layout, batch)
         b = parts[-1] if parts[-1].shape == a.shape else torch.cat([part for part in parts if part.shape[2] == a.shape[2]], 1)
         if a.shape == b.shape and difference(a[:rows, :columns].float(), b[:rows, :columns].float()) > allowed:
             return described(name, probe.model.get_submodule(name))
