@@ -1,6 +1,6 @@
 """The protocol of accept rules, for rules over single values and over whole beam levels."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored, Verdict
@@ -44,3 +44,20 @@ class AcceptRule(Protocol):
             The columns to keep and the values to commit.
         """
         ...
+
+
+def refuse_unordered(target: Any, rule: Any) -> None:
+    """Refuse a rule that reads how far apart two values are, for a target whose values have no order.
+
+    Args:
+        target: the target; one whose values are in order, as numbers are, has a true attribute `ordered`.
+        rule: the accept rule; one that reads distances has a true attribute `reads_order`.
+
+    Raises:
+        ValueError: in one line.
+    """
+    if getattr(rule, "reads_order", False) and not getattr(target, "ordered", False):
+        raise ValueError(
+            f"{type(rule).__name__} reads how far apart two values are, but those of this target have no order (ids of text, codes): "
+            "choose another accept rule, such as 'topk-gap' or 'typical', or a target with ordered = True"
+        )

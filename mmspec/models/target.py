@@ -154,6 +154,11 @@ class HFTarget:
         last = packed[rows, lengths - 1]
         return (self, cache, state, packed[:, :-1], lengths - 1, min(counts) - 1, room), Draft.root(last, torch.zeros_like(lengths))
 
+    @property
+    def ordered(self) -> bool:
+        """True if values are in order, so that their numbers have distances: a family says so by a true attribute `ordered`."""
+        return getattr(self.family, "ordered", False)
+
     def own(self) -> tuple[Family, Any]:
         """Return the family and this thread's copy of the model, on which hooks and changes for the length of a forward are made.
 

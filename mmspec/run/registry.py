@@ -42,7 +42,7 @@ RULES: dict[str, Entry] = {
     "typical": Entry("mmspec.core.rules.lossy.typical:Typical", "typical acceptance"),
     "topk-gap": Entry("mmspec.core.rules.lossy.top_k:TopKGap", "among the k most likely, within a gap of the best"),
     "topk-floor": Entry("mmspec.core.rules.lossy.top_k:TopKFloor", "among the k most likely, above a floor"),
-    "distance": Entry("mmspec.core.rules.lossy.top_k:ByDistance", "within a distance of the best, for values in order"),
+    "distance": Entry("mmspec.core.rules.lossy.top_k:ByDistance", "within a distance of the best", "values in order"),
     "rollback": Entry("mmspec.core.rules.lossy.rollback:Rollback", "rejected where the target clearly disagrees"),
     "threshold": Entry("mmspec.core.rules.lossy.always_accept:Threshold", "unchecked where the drafter is sure", _DRAWN, _CHAINS),
     "tolerance": Entry("mmspec.core.rules.lossy.tolerance:Tolerance", "among tau draws from p"),

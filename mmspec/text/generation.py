@@ -180,8 +180,8 @@ def aligned_drafter(
 ) -> ModelDrafter:
     """Make a drafter of a model whose tokenizer differs from the target's, or of a lighter copy of a model.
 
-    Draft tokens are those that both vocabularies have. Under exact rules the output distribution is unchanged, with lighter copies, too.
-    The model itself is not changed; a copy shares what it does not replace.
+    Draft tokens are those that both vocabularies have, by their text. Under exact rules the output distribution is unchanged, with lighter
+    copies, too. The model itself is not changed; a copy shares what it does not replace.
 
     Args:
         model: the target.
@@ -199,7 +199,7 @@ def aligned_drafter(
         The drafter, for `generate(..., drafter=)`.
 
     Raises:
-        ValueError: if fewer than half of the tokens are shared, and for a `vocabulary` or `int8` that this drafter does not support.
+        ValueError: if no token of text is shared, and for a `vocabulary` or `int8` that this drafter does not support.
     """
     rule = rule_of(accept, temperature)
     distributions = distributions_for(rule, temperature, None, None, None, ())

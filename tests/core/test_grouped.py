@@ -37,10 +37,10 @@ RULES = [
 
 
 def cluster(rule: Grouped, p: torch.Tensor, x: int) -> set[int]:
-    """By hand: as many ranks below x as above it, cut at the ends, alike in probability and in looks."""
+    """By hand: as many ranks below x as above it, or one more, cut at the ends, alike in probability and in looks."""
     order = sorted(range(len(p)), key=lambda value: p[value].item())  # sorts are stable: ties by number
-    rank, half = order.index(x), rule.size // 2
-    near = order[max(0, rank - half) : rank + half + 1]
+    rank, below = order.index(x), rule.size // 2
+    near = order[max(0, rank - below) : rank - below + rule.size]
     alike = {y for y in near if abs(p[y] - p[x]) <= rule.p_gap}
     if rule.embeddings is not None:
         known = len(rule.embeddings)
@@ -52,6 +52,13 @@ def groups_differ(rule: Grouped, p: torch.Tensor) -> int:
     members, inside = rule.group(spread(p), torch.arange(SIZE))
     found = [set(members[x][inside[x]].tolist()) for x in range(SIZE)]
     return sum(found[x] != cluster(rule, p, x) for x in range(SIZE))
+
+
+@pytest.mark.parametrize("size", range(1, SIZE + 1))
+def test_a_group_has_as_many_codes_as_its_size_says(size):
+    p, _ = next(iter(many(SIZE, 2)))
+    _, inside = Grouped(None, size, p_gap=1.0).group(spread(p), torch.arange(SIZE))
+    assert int(inside.sum(-1).max()) == size
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -172,7 +179,7 @@ class ResidualIsP(Grouped):
 def test_an_asymmetric_slice_is_noticed():
     p, _ = families(SIZE)["broad"]
     assert groups_differ(RULES[2], p) == 0
-    assert groups_differ(OneMoreBelow(POINTS, 6, 0.15, 3.0), p) > 0
+    assert groups_differ(OneMoreBelow(POINTS, 7, 0.15, 3.0), p) > 0
 
 
 @pytest.mark.parametrize("mutant", [EmptySlice, GroupAlone, ResidualIsP])
@@ -188,7 +195,7 @@ def test_an_empty_slice_is_not_a_number():
     p, q = families(SIZE)["broad"]
     x = torch.arange(SIZE)
     assert Grouped(None, 6).accept_prob(spread(p), spread(q), x).isfinite().all()
-    assert EmptySlice(None, 6).accept_prob(spread(p), spread(q), x).isnan().sum() == 3
+    assert EmptySlice(None, 7).accept_prob(spread(p), spread(q), x).isnan().sum() == 3
 
 
 @pytest.mark.parametrize(

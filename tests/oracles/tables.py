@@ -75,6 +75,7 @@ class TableTarget:
 
     table: Table
     dtype: torch.dtype = torch.float64
+    ordered = True
 
     def begin(self, prompt: int) -> tuple["TableSession", Draft]:
         ones = torch.ones(prompt, dtype=torch.long)

@@ -208,7 +208,7 @@ def test_a_token_that_a_drafter_lacks_is_read_as_its_longest_known_beginning():
     for unknown, read in (("<e>", [2, 3, 3, 3, 2, 2]), ("?", [2, 3, 0, 0, 0, 0])):
         theirs = WordLevel({"?": 0, "a": 1, "<e>": 2, "ab": 3, "<": 4}, unk_token=unknown)
         drafter = hf.PreTrainedTokenizerFast(tokenizer_object=Tokenizer(theirs), eos_token="<e>", unk_token=unknown)
-        overlap = Overlap.of_tokenizers(target, drafter, 6, least=0.0)
+        overlap = Overlap.of_tokenizers(target, drafter, 6)
         assert overlap.to_drafter.tolist() == read
         assert overlap.to_target.tolist() == [0, 1]
         assert overlap.shared.tolist() == [2, 3]

@@ -7,7 +7,7 @@ the same model.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -222,7 +222,7 @@ class ModelGuide(SessionRowState):
         super().take_rows(rows)
         self.fits = [self.fits[row] for row in rows]
 
-    def join_rows(self, other: "ModelGuide") -> None:
+    def join_rows(self, other: Self) -> None:
         """Append the rows of another one; see `core.rows.changes.ChangesRows`."""
         super().join_rows(other)
         self.fits += other.fits

@@ -7,8 +7,8 @@ the two is taken: no draft token is accepted less often than by the token rule, 
 drift is measured without bias.
 
 The released code takes one code more below x than above it, compares with a slice that is empty near the end (0/0, rejected), and skips the
-distances for a cluster that holds a control. Here clusters have as many codes on either side, are cut at the ends, always hold x, and
-controls are never grouped.
+distances for a cluster that holds a control. Here clusters have as many codes on either side, and one more below where the size is even.
+They are cut at the ends, always hold x, and controls are never grouped.
 """
 
 from dataclasses import dataclass, field
@@ -25,8 +25,8 @@ from mmspec.core.rules.token import ratio
 
 @dataclass(frozen=True, eq=False)
 class Grouped(Ratio):
-    """Accept with max(p(C) / q(C), p(x) / q(x)), at most 1; C: codes within `size` // 2 ranks of x in p and near it. Equal ranks go by
-    number.
+    """Accept with max(p(C) / q(C), p(x) / q(x)), at most 1; C: the `size` codes around x in the order of p, those of them that are near it.
+    Equal ranks go by number.
 
     Args:
         embeddings: [K, d] the codebook, normalised where the quantiser normalises, or the target's input embeddings (as released). Values
@@ -70,12 +70,12 @@ class Grouped(Ratio):
             x: draft tokens [...].
 
         Returns:
-            The values near x's rank [..., 2 h + 1] with h = size // 2, and which of them are in its group, bool of the same shape.
+            The values near x's rank [..., size], in rising order of p, and which of them are in its group, bool of the same shape.
         """
-        half, values = self.size // 2, p.scores.shape[-1]
+        values = p.scores.shape[-1]
         order = p.scores.sort(dim=-1, stable=True).indices
         rank = (order == x[..., None]).long().argmax(-1, keepdim=True)
-        slots = rank + torch.arange(-half, half + 1, device=x.device)
+        slots = rank + torch.arange(-(self.size // 2), (self.size + 1) // 2, device=x.device)
         members = order.gather(-1, slots.clamp(0, values - 1))
         gap = (_probs(p, members) - p.prob(x)[..., None]).abs()
         alike = (slots >= 0) & (slots < values) & (gap <= self.p_gap) & self._close(x, members)

@@ -76,8 +76,8 @@ class TopKFloor(GreedyLike):
 class ByDistance(GreedyLike):
     """Blockwise parallel decoding's check by distance (Stern et al. 2018): the draft token is within `epsilon` of the target's best.
 
-    The distance is that of the numbers of both values, so they must be in order, as intensities are and token ids of text are not. Drift:
-    departures from greedy, a bound.
+    The distance is that of the numbers of both values, so they must be in order, as intensities are and ids of text and of codes are not:
+    for targets that are `ordered`. Drift: departures from greedy, a bound.
 
     Args:
         epsilon: largest distance, 0 (greedy) or more.
@@ -89,6 +89,7 @@ class ByDistance(GreedyLike):
 
     epsilon: int = 2
     budget: float | None = None
+    reads_order = True
 
     def __post_init__(self):
         if not self.epsilon >= 0:
