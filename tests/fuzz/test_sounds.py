@@ -71,6 +71,12 @@ def model(tmp_path_factory) -> Path:
     return place
 
 
+@pytest.fixture
+def unwritten(monkeypatch):
+    """Recordings are read as they always are; what is written about them is not looked at here."""
+    monkeypatch.setattr(transcribe, "transcribe_whisper", lambda model, kit, waves, *_: [Transcript("", None, 1.0) for _ in waves])
+
+
 def _wrong(case: SoundCase, text: str, read: bool) -> Iterator[str]:
     """What is wrong with how a file was read or refused."""
     if case.wanted != (READ if read else REFUSED) and case.wanted in (READ, REFUSED):
@@ -108,9 +114,7 @@ def test_what_is_read_is_what_was_recorded(folder):
             assert level == pytest.approx(0.5, rel=0.03), case.name
 
 
-def test_command_lines_end_clearly(folder, model, tmp_path, monkeypatch):
-    """The command reads every file as it always does; what is written about them is not looked at here."""
-    monkeypatch.setattr(transcribe, "transcribe_whisper", lambda model, kit, waves, *_: [Transcript("", None, 1.0) for _ in waves])
+def test_command_lines_end_clearly(folder, model, tmp_path, monkeypatch, unwritten):
     monkeypatch.setattr(hearing, "load_transcriber", cache(hearing.load_transcriber))
     monkeypatch.setattr(audio, "LONGEST", LONGEST)
     report = Report()
@@ -120,7 +124,7 @@ def test_command_lines_end_clearly(folder, model, tmp_path, monkeypatch):
     assert report.clear, report.table("sound files")
 
 
-def test_uploads_are_answered(folder, model):
+def test_uploads_are_answered(folder, model, unwritten):
     limits, faults = ServerLimits(max_seconds=LONGEST), []
     models = load_served(ModelNames(names={"recognizer": str(model)}, drafters={"recognizer": "lookup"}, device="cpu"), limits)
     with running(models, limits) as site, httpx.Client(timeout=WAIT) as client:

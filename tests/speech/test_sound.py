@@ -143,17 +143,16 @@ def test_resampling_keeps_what_both_rates_hold_and_nothing_else(rate):
     for wanted in RATES:
         if wanted == rate:
             continue
+        times = [torch.arange(each, dtype=torch.float64) / each for each in (rate, wanted)]
         for share in (0.02, 0.4, 0.45):
             pitch = share * min(rate, wanted)
-            tone, same = (
-                torch.sin(2 * torch.pi * pitch * torch.arange(each, dtype=torch.float64) / each).float() for each in (rate, wanted)
-            )
+            tone, same = (torch.sin(2 * torch.pi * pitch * time).float() for time in times)
             found = at_rate(tone, rate, wanted)
             assert len(found) == wanted
             assert (found - same)[wanted // 10 : -wanted // 10].abs().max() < 2e-3
         if wanted < 0.9 * rate:
-            above = torch.sin(2 * torch.pi * (0.6 * wanted) * torch.arange(rate) / rate)
-            assert at_rate(above, rate, wanted)[wanted // 10 : -wanted // 10].abs().max() < 1e-3
+            above = torch.sin(2 * torch.pi * 0.6 * wanted * times[0])
+            assert at_rate(above.float(), rate, wanted)[wanted // 10 : -wanted // 10].abs().max() < 1e-3
 
 
 def test_a_file_read_in_blocks_is_the_file_read_whole(tmp_path):

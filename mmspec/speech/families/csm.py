@@ -23,7 +23,7 @@ from mmspec.models.families.base import attention_mask, refuse_unsupported
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 from mmspec.speech.codecs.transformers import HFCodec
-from mmspec.speech.families.base import sampling_of
+from mmspec.speech.families.base import DRAWS, sampling_of
 from mmspec.speech.families.csm_prompts import CsmPrompts
 from mmspec.speech.families.frames import FrameModel, FramePrompt, FrameRows, frame_history
 from mmspec.speech.sound.stream import SoundStream
@@ -217,6 +217,6 @@ class FrameStream:
 def _depth_processors(config: Any) -> Pipeline:
     """The processors that the depth decoder's generation config asks for. ValueError for settings that are not applied there."""
     try:
-        return sampling_of(config).processors()
+        return sampling_of(config, (*DRAWS, "min_new_tokens")).processors()  # a frame always has all of its codes
     except ValueError as error:
         raise ValueError(f"the depth decoder's {error}") from None
