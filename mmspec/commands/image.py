@@ -15,10 +15,10 @@ from mmspec.utils.screen import spinner
 EXAMPLES = """Examples:
 
 \b
-  mmspec image "a large red star top left"
-  mmspec image "a small green heart top right and a large blue ring bottom left" --method jacobi --out scene.png --seed 3
+  mmspec image "a large red star top left" --top-p 0.8
+  mmspec image "a small green heart top right and a large blue ring bottom left" --top-p 0.8 --method jacobi --out scene.png --seed 3
   mmspec image "a small orange cross bottom right" --grid 8 --top-p 0.8
-  mmspec image "a large purple diamond top right" --compare plain --json
+  mmspec image "a large purple diamond top right" --top-p 0.8 --compare plain --json
   mmspec image "ankle boot" --model vision-fashion --window auto
   mmspec image "ankle boot" --model continuous --method path --compare plain
   mmspec image bag --model continuous --method aligned --sigma-out 0.15 --head-steps 8
@@ -51,6 +51,7 @@ _DRAFT_STEPS = (
 DRAFT_STEPS = Annotated[str | None, common.option(common.HOW, _DRAFT_STEPS, metavar="N")]
 TEMPERATURE = Annotated[float | None, common.option(common.DRAWING, "1 by default; 0 is greedy decoding.", metavar="T")]
 TOP_K = Annotated[int | None, common.option(common.DRAWING, "Draw from the K most likely codes only.", metavar="K")]
+TOP_P = Annotated[float | None, common.option(common.DRAWING, "Draw from the smallest set of codes with total probability P.", metavar="P")]
 NEGATIVE = Annotated[str | None, common.option(common.DRAWING, "A text that guidance leads away from.", metavar="TEXT")]
 IMAGE = Annotated[
     list[str] | None, common.option(common.WHAT, "A picture that the prompt is about (GLM-Image); may be given again.", metavar="FILE")
@@ -59,6 +60,7 @@ _DRAFTER = "A folder that vision/train_drafter.py wrote, or a smaller image mode
 DRAFTER = Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="PATH")]
 _DECODER = "The file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT."
 DECODER = Annotated[str | None, common.option(common.WHAT, _DECODER, metavar="FILE")]
+_INIT = "How the far end of a Jacobi window begins, instead of the method's own way."
 _CAPTIONS = "The folder of the T5 encoder, for LlamaGen files of captions."
 CAPTIONS = Annotated[str | None, common.option(common.WHAT, _CAPTIONS, metavar="PATH")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
@@ -80,10 +82,13 @@ def image(
     window: WINDOW = None,
     draft_steps: DRAFT_STEPS = None,
     drift_budget: BUDGET = None,
+    tree: common.TREE = None,
+    init: Annotated[str | None, common.option(common.HOW, _INIT, metavar="NAME")] = None,
     guidance: GUIDANCE = None,
     negative: NEGATIVE = None,
     temperature: TEMPERATURE = None,
     top_k: TOP_K = None,
+    top_p: TOP_P = None,
     head_steps: HEAD_STEPS = None,
     sigma_out: SIGMA_OUT = None,
     seed: SEED = 0,
@@ -98,17 +103,25 @@ def image(
 
     if not 1 <= grid <= MOST:
         raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
-    check(drift_budget=drift_budget, temperature=1.0 if temperature is None else temperature, top_k=top_k, guidance=guidance)
+    heat = 1.0 if temperature is None else temperature
+    check(drift_budget=drift_budget, temperature=heat, top_k=top_k, top_p=top_p, guidance=guidance)
     if method in ("plain", "chain") and compare is None:
         common.refuse_unread(
-            f"is for methods that draft, and {method} decodes one token a forward: leave it out", "--window", "--drift-budget"
+            f"is for methods that draft, and {method} decodes one token a forward: leave it out",
+            "--window",
+            "--drift-budget",
+            "--tree",
+            "--init",
         )
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
     options = {
         "window": _count("window", window, "tokens"),
         "drift_budget": drift_budget,
+        "tree": None if tree is None else common.tree_of(tree),
+        "init": init,
         "temperature": temperature,
         "top_k": top_k,
+        "top_p": top_p,
         "size": _size(size),
     }
     options |= {"head_steps": head_steps, "sigma_out": sigma_out, "draft_steps": _count("draft-steps", draft_steps, "steps")}
@@ -207,7 +220,7 @@ def _draw(
     totals, images, codes, shown = PictureTotals(), [], [], 0
     settings = generate_options(loaded, options)
     if name in ("plain", "chain"):  # beside a method that drafts: these options are that one's
-        settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget")}
+        settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget", "tree", "init")}
     if len(names) > 1 and name not in CHAINS:
         settings.pop("draft_steps", None)
 

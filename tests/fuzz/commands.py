@@ -467,6 +467,14 @@ SERVES = ("serve --port", "ui --port", "demo --out")
 """Options whose valid values start a server, or a minute of work: `wrong_options` has their wrong ones."""
 
 
+LATER = "--device cuda:99"
+LONG_WORK = {
+    *(f"{name} {option}" for name in ("bench", "check", "explain") for option in ("--limit", "--repeats", "--max-new-tokens")),
+    *(f"recommend train {option}" for option in ("--steps", "--hidden-size", "--layers", "--heads", "--rows", "--walks")),
+}
+"""Options whose large values are hours of work that someone may ask for: their lines end at a device that there is not."""
+
+
 def options_of(command: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every parameter of a command with its type: int, float, str or bool."""
     for parameter in command.params:
@@ -491,6 +499,7 @@ def generated(folder: Path) -> Iterator[Case]:
                     words = [value, *rest] if parameter is found.params[0] else [*base[name], value]
                 else:
                     words = [*base[name], f"{option}{value}"] if kind is bool else [*base[name], option, value]
+                words += LATER.split() if f"{name} {option}" in LONG_WORK else []
                 yield [*name.split(), *words], value in NEVER[kind]
 
 
