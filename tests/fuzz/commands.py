@@ -78,7 +78,10 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "--tree": (*BAD_TREES, str(folder / "gap.json"), str(folder / "deep.json")),
     }
     where = {"--device": BAD_DEVICES, "--dtype": BAD_DTYPES}
-    config = {"--config": (*_files(folder, "yaml"), str(folder / "deep.yaml"), str(folder / "list.json")), "--set": ("x", "run.seed=1", "")}
+    config = {
+        "--config": (*_files(folder, "yaml"), str(folder / "deep.yaml"), str(folder / "list.json")),
+        "--set": ("x", "run.seeed=1", ""),
+    }
     config["--config"] = tuple(path for path in config["--config"] if not path.endswith("empty.yaml"))
     text = {
         "--model": model,
@@ -234,7 +237,6 @@ def contradictions(folder: Path) -> Iterator[Case]:
         *(f"text --input {good} --audio x.wav", "text a --audio nowhere.wav", "text a --sped 3", "text a b", "text a --seed 1 --seed x"),
         *("text a --tree 4,2 --drafter lookup", "text a --tree 4,2 --accept block --temperature 1", "text a --drafter none --tree 2,1"),
         *(
-            "text a --set run.seed=1",
             "text a --top-k 5",
             "text a --top-p 0.5",
         ),

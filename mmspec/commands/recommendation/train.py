@@ -50,7 +50,7 @@ def train(
     common.check_counts(given, "rows", "held", "drafter_users")
     common.check_counts(given, "steps", "drafter_steps", most=10**7)
     common.check_counts(given, "hidden_size", most=1 << 14)
-    common.check_counts(given, "layers", "heads", "walks", most=1 << 8)
+    common.check_counts(given, "layers", "heads", most=1 << 8)
     if drafter not in ("model", "none"):
         raise ValueError(f"unknown drafter {drafter!r}; valid: model, none")
     if drafter == "none":
