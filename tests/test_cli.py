@@ -92,7 +92,7 @@ MISTAKES = {
     "not a number": (("a", "--seed", "x"), ("--seed", "--help")),
     "an unknown option": (("a", "--sped", 3), ("--sped", "--help")),
     "a missing config": (("a", "--config", "nowhere.yaml"), ("nowhere.yaml does not exist",)),
-    "an override of nothing": (("a", "--set", "run.seed=1"), ("--config",)),
+    "an override of no entry": (("a", "--set", "run.seeed=1"), ("run.seeed", "did you mean 'seed'")),
     "sound for a text model": (("--audio", "x.wav"), ("reads text, not sound",)),
     "a chat template that is not there": (("a", "--chat"), ("no chat template",)),
     "a missing datastore": (("a", "--drafter", "nowhere.npy"), ("nowhere.npy does not exist",)),

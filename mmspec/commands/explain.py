@@ -64,7 +64,8 @@ def explain(
 ) -> None:
     """Find out why a drafter is not accepted, or not faster: acceptance beside the best possible, seconds, and the likely cause."""
     given = dict(locals())
-    common.check_counts(given, "batch_size", "repeats")
+    common.check_counts(given, "batch_size")
+    common.check_counts(given, "repeats", most=1000)  # a median of more says no more
     common.check_counts(given, "limit", most=10**9)
     given = common.with_defaults(given, max_new_tokens=_NEW, limit=_LIMIT, batch_size=_BATCH, repeats=_REPEATS)
     settings = common.config_of(given)

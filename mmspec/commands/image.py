@@ -61,6 +61,7 @@ _DRAFTER = "A folder that vision/train_drafter.py wrote, or a smaller image mode
 DRAFTER = Annotated[str | None, common.option(common.HOW, _DRAFTER, metavar="PATH")]
 _DECODER = "The file of the picture decoder, for LlamaGen files, Chameleon, Anole and Lumina-mGPT."
 DECODER = Annotated[str | None, common.option(common.WHAT, _DECODER, metavar="FILE")]
+_INIT = "How the far end of a Jacobi window begins, instead of the method's own way."
 _CAPTIONS = "The folder of the T5 encoder, for LlamaGen files of captions."
 CAPTIONS = Annotated[str | None, common.option(common.WHAT, _CAPTIONS, metavar="PATH")]
 SEED = Annotated[int, common.option(common.DRAWING, "Picture r is drawn with SEED + r; 0 by default.", metavar="SEED")]
@@ -82,6 +83,8 @@ def image(
     window: WINDOW = None,
     draft_steps: DRAFT_STEPS = None,
     drift_budget: BUDGET = None,
+    tree: common.TREE = None,
+    init: Annotated[str | None, common.option(common.HOW, _INIT, metavar="NAME")] = None,
     guidance: GUIDANCE = None,
     negative: NEGATIVE = None,
     temperature: TEMPERATURE = None,
@@ -101,15 +104,22 @@ def image(
 
     if not 1 <= grid <= MOST:
         raise ValueError(f"--grid is {grid}: draw 1 to {MOST} pictures; for more take the job mmspec recipe vision/generate_batch.py")
-    check(drift_budget=drift_budget, temperature=temperature or 0.0, top_k=top_k, top_p=top_p, guidance=guidance)
+    heat = 1.0 if temperature is None else temperature
+    check(drift_budget=drift_budget, temperature=heat, top_k=top_k, top_p=top_p, guidance=guidance)
     if method in ("plain", "chain") and compare is None:
         common.refuse_unread(
-            f"is for methods that draft, and {method} decodes one token a forward: leave it out", "--window", "--drift-budget"
+            f"is for methods that draft, and {method} decodes one token a forward: leave it out",
+            "--window",
+            "--drift-budget",
+            "--tree",
+            "--init",
         )
     prompt = sys.stdin.read().strip() if prompt == "-" else prompt
     options = {
         "window": _count("window", window, "tokens"),
         "drift_budget": drift_budget,
+        "tree": None if tree is None else common.tree_of(tree),
+        "init": init,
         "temperature": temperature,
         "top_k": top_k,
         "top_p": top_p,
@@ -209,7 +219,7 @@ def _draw(
     totals, images, codes, shown = PictureTotals(), [], [], 0
     settings = generate_options(loaded, options)
     if name in ("plain", "chain"):  # beside a method that drafts: these options are that one's
-        settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget")}
+        settings = {key: value for key, value in settings.items() if key not in ("window", "drift_budget", "tree", "init")}
     if len(names) > 1 and name not in CHAINS:
         settings.pop("draft_steps", None)
 

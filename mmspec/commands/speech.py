@@ -37,6 +37,8 @@ _FILE = "Synthesize every line; or JSON lines with text and, optionally, voice a
 _STREAM = "Write sound while it is generated: a wav that grows under a temporary name, then is renamed."
 _RATE = "Samples a second of the files, resampled; the model's own by default."
 _TEMPERATURE = "The model's own by default; 0 is greedy decoding."
+_GUIDANCE = "Scale of classifier-free guidance, for models that have it; the model's own by default, 1 for none."
+SETTINGS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "repetition_penalty", "guidance", "max_seconds")
 _ENGINE = "local (default; also under torchrun) or ray."
 
 
@@ -53,6 +55,8 @@ def speech(
     temperature: Annotated[float | None, option(DRAWING, _TEMPERATURE, metavar="T")] = None,
     top_k: common.TOP_K = None,
     top_p: common.TOP_P = None,
+    repetition_penalty: common.PENALTY = None,
+    guidance: Annotated[float | None, option(DRAWING, _GUIDANCE, metavar="S")] = None,
     seed: Annotated[int, option(DRAWING, "Utterance r is drawn with SEED + r; 0 by default.", metavar="SEED")] = 0,
     max_seconds: Annotated[float | None, option(DRAWING, "Longest duration in seconds.", metavar="S")] = None,
     count: Annotated[int, option(FILES, "Synthesize each text N times, with N seeds.", metavar="N")] = 1,
@@ -98,6 +102,7 @@ def _check(given: dict[str, Any]) -> None:
     from mmspec.run.arguments import check
 
     check(max_seconds=given["max_seconds"], top_k=given["top_k"], top_p=given["top_p"])
+    check(repetition_penalty=given["repetition_penalty"], guidance=given["guidance"])
     common.check_counts(given, "batch_size", "shard_size")
     if given["out"] is not None and not given["out"].strip():
         raise ValueError("--out is empty: give the place of the sound")
@@ -158,7 +163,7 @@ def _synthesize(
         loaded = load(given["model"], given["drafter"], given["dtype"], device_of(given["device"]))
     own = loaded.model.rate
     rate, stats, found = given["sample_rate"] or own, Stats(), []
-    names = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
+    names = SETTINGS
     options = {name: given[name] for name in names}
     loaded.model.encode(utterances, voices)  # an invalid text is reported before any is synthesized
     for sink in sinks if given["stream"] else ():
@@ -224,7 +229,7 @@ def _tell(given: dict[str, Any], loaded: Any, rows: list[dict[str, Any]], stats:
     work = sum(row.pop("work") for row in rows)
     factor = work / max(1e-9, sum(row["seconds"] for row in rows))
     if given["as_json"]:
-        names = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "device", "dtype")
+        names = (*SETTINGS, "device", "dtype")
         about = {"model": loaded.name, "drafter": loaded.drafter_name, "settings": {name: given[name] for name in names}}
         rate = given["sample_rate"] or loaded.model.rate
         figures = {"sample_rate": rate, "real_time_factor": factor, "seconds": work, "stats": stats.to_dict()}
@@ -255,7 +260,7 @@ def _job(given: dict[str, Any]) -> None:
     from mmspec.jobs import run
     from mmspec.jobs.speech_job import SpeechJobSpec, make_speech_job
 
-    names = ("model", "drafter", "accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds", "sample_rate")
+    names = ("model", "drafter", *SETTINGS, "sample_rate")
     names += ("seed", "batch_size", "shard_size", "device", "dtype")
     places = {"texts": Path(given["file"]), "out": Path(given["out"]), "form": "wav" if given["form"] is None else given["form"]}
     spec = SpeechJobSpec(**places, voice=next(iter(given["voice"] or ()), None), **{name: given[name] for name in names})

@@ -145,6 +145,8 @@ def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     found = {"target": weights(model.model), "config": settings(model.model.config), "everything else": rest(model, model.model)}
     names = ("temperature", "top_k", "top_p", "max_seconds")
     options: dict[str, Any] = {"sampling": repr(model.sampling)} | {name: work.options.get(name) for name in names}
+    later = {name: work.options.get(name) for name in ("repetition_penalty", "guidance")}  # left out of jobs that do not have them
+    options |= {name: value for name, value in later.items() if value is not None}
     options |= {"accept": work.options.get("accept", "exact"), "voice": work.voice, "seed": work.seed, "form": work.form, "rate": work.rate}
     if not work.token_exact:
         options |= {name: work.options.get(name) for name in ("draft_length", "tree")} | {"drafter": work.speaker.drafter_name}

@@ -18,7 +18,7 @@ from mmspec.speech.sound.files import SUBTYPES, sound_bytes
 from mmspec.utils.devices import device_of
 from mmspec.utils.names import unknown
 
-OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "max_seconds")
+OPTIONS = ("accept", "draft_length", "tree", "temperature", "top_k", "top_p", "repetition_penalty", "guidance", "max_seconds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,8 @@ class SpeechJobSpec:
     temperature: float | None = None
     top_k: int | None = None
     top_p: float | None = None
+    repetition_penalty: float | None = None
+    guidance: float | None = None
     max_seconds: float | None = None
     form: str = "wav"
     sample_rate: int | None = None

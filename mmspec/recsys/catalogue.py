@@ -20,7 +20,7 @@ from mmspec.recsys.storage.mapped import SUFFIX, read_mapped, write_mapped
 from mmspec.recsys.storage.table import column_of, read_table, write_table
 from mmspec.run.arguments import public_call
 from mmspec.utils.names import wrong
-from mmspec.utils.strict import strict
+from mmspec.utils.strict import fits, strict
 
 Item = Hashable
 SHOWN = "shown"
@@ -74,6 +74,8 @@ class Catalogue(CatalogueLookups):
         Raises:
             ValueError: if the paths differ in length.
         """
+        if wrongs := [path for path in paths.values() if not fits(path, Sequence[int])]:
+            raise wrong("paths", wrongs[0], "give a list of token ids for each item")
         lengths = {len(path) for path in paths.values()}
         if len(lengths) > 1:
             raise ValueError(f"paths have lengths {', '.join(map(str, sorted(lengths)))}: all must be equally long")
@@ -100,6 +102,8 @@ class Catalogue(CatalogueLookups):
         for name, value, least in (("size", size, 1), ("offset", offset, 0)):
             if value is not None and not least <= value < 2**31:
                 raise wrong(name, value, f"give {least} to {2**31 - 1}")
+        if codes.dim() != 2 or not codes.numel() or codes.is_floating_point():
+            raise ValueError(f"codes have shape {list(codes.shape)} of {codes.dtype}: give whole numbers [items, levels]")
         size = int(codes.max()) + 1 if size is None else size
         if int(codes.min()) < 0 or int(codes.max()) >= size:
             raise ValueError(f"codes run from {int(codes.min())} to {int(codes.max())}: they must be in 0..{size - 1}")

@@ -9,6 +9,8 @@ from math import inf, isfinite, isnan
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
+
 from mmspec.core.control import MOST_DRAFTED, is_whole
 from mmspec.utils.names import shown, wrong
 from mmspec.utils.strict import strict
@@ -188,6 +190,27 @@ def _batch(name: str, value: Any) -> None:
         raise wrong(name, value, "give at least one")
 
 
+def _histories(name: str, value: Any) -> None:
+    _batch(name, value)
+    if isinstance(value, list | tuple) and (
+        wrongs := [one for one in value if isinstance(one, str | bytes) or not hasattr(one, "__len__")]
+    ):
+        raise wrong(name, wrongs[0], "give a list of items for each user")
+
+
+def _device(name: str, value: Any) -> None:
+    try:
+        torch.device(value)
+    except (RuntimeError, TypeError):
+        raise wrong(name, value, "give a device such as cpu or cuda:0") from None
+
+
+def _place(name: str, value: Any) -> None:
+    text = str(value) if isinstance(value, str | Path) else ""
+    if not text.strip() or "\0" in text or len(text) > 4095 or any(len(part.encode()) > 255 for part in Path(text).parts):
+        raise wrong(name, value, "give the path of a file or folder")
+
+
 def _voice(name: str, value: Any) -> None:
     if value is not None and not (isinstance(value, str | list | tuple) or hasattr(value, "samples")):
         raise wrong(name, value, "give the name of a voice or a VoiceSample, or one per text")
@@ -235,12 +258,14 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "capture": _flag,
     "catalogue": _catalogue,
     "couple": _called,
+    "device": _device,
     "draft_length": _draft_length,
     "drafter": _drafter,
     "drafter_tokenizer": _tokenizer,
     "drift_budget": _number("a number from 0 on, or None for no bound", lambda value: 0 <= value < inf),
+    "folder": _place,
     "guidance": _numbers("a number from 0 on; 1 or None is no guidance", lambda value: 0 <= value < inf),
-    "histories": _batch,
+    "histories": _histories,
     "k": _whole(1, MOST_TOKENS),
     "logprobs": _whole(0, MOST_TOKENS, optional=True),
     "max_length": _whole(2, MOST_TOKENS, optional=True),
@@ -250,6 +275,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "max_seconds": _number("a number of seconds above 0", lambda value: 0 < value < inf),
     "on_sound": _called,
     "on_step": _called,
+    "path": _place,
     "piece": _whole(1, MOST_TOKENS),
     "priority": _whole(-MOST_TOKENS, MOST_TOKENS),
     "processor": _tokenizer,

@@ -171,7 +171,7 @@ def aligned_drafter(
     tokenizer: Any,
     drafter: Any,
     drafter_tokenizer: Any,
-    temperature: float = 0.0,
+    temperature: float | Sequence[float] = 0.0,
     accept: str | Accept = "exact",
     view: Any = None,
     *,

@@ -144,7 +144,8 @@ ALSO: dict[str, tuple[str, ...]] = {
     "accept": ("rule", "method", "head", "draft"),
     "allow": ("item",),
     "allowed": ("item", "mask"),
-    "captions": ("caption", "view"),
+    "captions": ("caption", "view", "cannot be loaded"),
+    "decoder": ("cannot be loaded",),
     "deny": ("item",),
     "codec": ("cannot be loaded",),
     "device": ("cannot be loaded",),
@@ -157,7 +158,10 @@ ALSO: dict[str, tuple[str, ...]] = {
     "mode": ("method",),
     "model": ("model", "pipeline", "stage"),
     "name": ("mini", "view"),
-    "path": ("config.json",),
+    "path": ("config.json", "cannot be loaded"),
+    "size": ("cannot be loaded",),
+    "sounds": ("sound", "audio", "recording"),
+    "torch_dtype": ("cannot be loaded",),
     "reference": ("model",),
     "target": ("model", "config.json"),
     "processors": ("processor",),
@@ -176,6 +180,8 @@ ALSO: dict[str, tuple[str, ...]] = {
 """Argument -> other words by which a refusal may name it."""
 
 
+UNCHECKED = {"path", "row", "shelf"}
+"""Look-ups that a search calls for every beam."""
 LATE = ("vision.accelerate", "vision.speculate", "recsys.rank_candidates")
 """Calls that compare some arguments with a request that is not there yet, or take any number of items."""
 MADE = ("ItemNGram", "PipelineOutput", "Retriever", "SpeechQuality", "Transcription")
@@ -243,10 +249,7 @@ def valid_arguments(minis: Mapping[str, Any], folder: Path) -> dict[str, dict[st
         "recsys.Catalogue.of": {"paths": {"a": [1, 2], "b": [1, 3]}},
         "recsys.Catalogue.of_codes": {"items": ["a", "b"], "codes": torch.tensor([[0, 1], [0, 2]])},
         "recsys.Catalogue.only": {"mask": catalogue.mask(catalogue.items[:3])},
-        "recsys.Catalogue.path": {"leaf": torch.tensor([0])},
         "recsys.Catalogue.read": {"path": folder / "junk.parquet"},
-        "recsys.Catalogue.row": {"item": catalogue.items[0]},
-        "recsys.Catalogue.shelf": {"leaf": 0},
         "recsys.Catalogue.shown": {"histories": histories},
         "recsys.Catalogue.tokens": {"history": histories[0]},
         "recsys.Catalogue.write": {"path": folder / "written.parquet"},
@@ -294,7 +297,7 @@ def requests(minis: Mapping[str, Any], engine: Any) -> dict[str, tuple[Callable[
     for name, value in held.items():
         kinds = [vars(kind) for kind in type(value).__mro__ if kind.__module__.startswith("mmspec")]
         names = {each for kind in kinds for each, part in kind.items() if isinstance(part, FunctionType)}
-        methods = {each: getattr(value, each) for each in sorted(names) if each == "__call__" or each[0] != "_"}
+        methods = {each: getattr(value, each) for each in sorted(names - UNCHECKED) if each == "__call__" or each[0] != "_"}
         found |= {f"{name}.{each}": (method, method) for each, method in methods.items() if inspect.signature(method).parameters}
 
     def speculated(**options: Any) -> Any:

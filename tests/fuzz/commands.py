@@ -78,7 +78,10 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
         "--tree": (*BAD_TREES, str(folder / "gap.json"), str(folder / "deep.json")),
     }
     where = {"--device": BAD_DEVICES, "--dtype": BAD_DTYPES}
-    config = {"--config": (*_files(folder, "yaml"), str(folder / "deep.yaml"), str(folder / "list.json")), "--set": ("x", "run.seed=1", "")}
+    config = {
+        "--config": (*_files(folder, "yaml"), str(folder / "deep.yaml"), str(folder / "list.json")),
+        "--set": ("x", "run.seeed=1", ""),
+    }
     config["--config"] = tuple(path for path in config["--config"] if not path.endswith("empty.yaml"))
     text = {
         "--model": model,
@@ -234,7 +237,6 @@ def contradictions(folder: Path) -> Iterator[Case]:
         *(f"text --input {good} --audio x.wav", "text a --audio nowhere.wav", "text a --sped 3", "text a b", "text a --seed 1 --seed x"),
         *("text a --tree 4,2 --drafter lookup", "text a --tree 4,2 --accept block --temperature 1", "text a --drafter none --tree 2,1"),
         *(
-            "text a --set run.seed=1",
             "text a --top-k 5",
             "text a --top-p 0.5",
         ),
@@ -467,6 +469,14 @@ SERVES = ("serve --port", "ui --port", "demo --out")
 """Options whose valid values start a server, or a minute of work: `wrong_options` has their wrong ones."""
 
 
+LATER = "--device cuda:99"
+LONG_WORK = {
+    *(f"{name} {option}" for name in ("bench", "check", "explain") for option in ("--limit", "--repeats", "--max-new-tokens")),
+    *(f"recommend train {option}" for option in ("--steps", "--hidden-size", "--layers", "--heads", "--rows", "--walks")),
+}
+"""Options whose large values are hours of work that someone may ask for: their lines end at a device that there is not."""
+
+
 def options_of(command: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every parameter of a command with its type: int, float, str or bool."""
     for parameter in command.params:
@@ -491,6 +501,7 @@ def generated(folder: Path) -> Iterator[Case]:
                     words = [value, *rest] if parameter is found.params[0] else [*base[name], value]
                 else:
                     words = [*base[name], f"{option}{value}"] if kind is bool else [*base[name], option, value]
+                words += LATER.split() if f"{name} {option}" in LONG_WORK else []
                 yield [*name.split(), *words], value in NEVER[kind]
 
 

@@ -71,3 +71,44 @@ def test_wrong_options_are_said_in_one_line():
     cautious = pair(options={"stop_below": "often"})
     with pytest.raises(ValueError, match="stop_below is 'often': give a probability, 0 to 1, or 'adaptive'"):
         cautious.generate(cautious.inputs(list(cautious.examples[:1])))
+
+
+def test_the_command_line_and_python_end_chains_alike(tmp_path):
+    """--stop-below of a probability, of "adaptive" and of a head's folder; entries of a config without a file."""
+    import torch
+
+    import mmspec
+    from mmspec.commands.common import config_of
+    from mmspec.drafters.stops import AcceptanceHead, Learned
+    from mmspec.loading.text import load_pair
+
+    mini = mmspec.load("text")
+    head = AcceptanceHead(mini.drafters["model"].config.hidden_size)
+    head.save(tmp_path / "head")
+    inputs = {key: value[:2] for key, value in mini.examples.items()}
+    for word, value in (("0.6", 0.6), ("adaptive", "adaptive"), (str(tmp_path / "head"), Learned(head))):
+        pair = load_pair(config_of({"stop_below": word, "device": "cpu", "changes": ["drafter.length=4", "run.max_new_tokens=12"]}))
+        theirs = pair.generate(inputs)
+        given = {"draft_length": 4, "max_new_tokens": 12}
+        ours = mmspec.text.generate(mini.target, inputs, mini.drafters["model"], stop_below=value, **given)
+        assert theirs.stats.drafted == ours.stats.drafted
+        assert torch.equal(theirs.tokens, ours.tokens)
+    for word in ("2", "nan", "nowhere/at/all"):
+        with pytest.raises(ValueError, match="--stop-below is"):
+            config_of({"stop_below": word})
+
+
+def test_references_of_a_file_are_quoted(tmp_path):
+    from mmspec.commands.common import config_of
+    from mmspec.loading.text import load_pair
+
+    def drafted(**given):
+        pair = load_pair(config_of({"drafter": "lookup", "device": "cpu", "max_new_tokens": 24, **given}))
+        out = pair.generate(pair.inputs(["Story: The bird"]))
+        return pair.decode(out.tokens[0].tolist()), out.stats.accepted
+
+    text, alone = drafted()
+    (tmp_path / "quoted.txt").write_text("Story: The bird" + text)
+    assert drafted(references=str(tmp_path / "quoted.txt")) > (text, alone)
+    with pytest.raises(ValueError, match="only lookup quotes texts"):
+        load_pair(config_of({"drafter": "suffix", "device": "cpu", "references": str(tmp_path / "quoted.txt")}))

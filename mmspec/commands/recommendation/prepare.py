@@ -62,7 +62,10 @@ def prepare(
     """Prepare a folder from events (user, item, time) and items: histories, and semantic ids of the items."""
     given = dict(locals())
     common.begin(verbose)
-    common.check_counts(given, "text_width", "event_width")
+    common.check_counts(given, "levels", most=64)  # each is a call of the target
+    common.check_counts(given, "size", most=1 << 16)  # a codebook of so many entries is fitted for every level
+    common.check_counts(given, "text_width", "event_width", most=1 << 13)
+    common.check_counts(given, "most", most=1 << 12)
     from mmspec.recsys.preparation.items import ItemColumns
     from mmspec.recsys.preparation.prepared import PreparationSettings, prepare_shop
     from mmspec.recsys.preparation.quantiser import QuantiserSettings

@@ -47,7 +47,10 @@ def train(
     """Train a target on a prepared folder, then a drafter. Both are written into it; a run that was stopped goes on."""
     given = dict(locals())
     common.begin(verbose)
-    common.check_counts(given, "rows", "held", "drafter_steps", "drafter_users")
+    common.check_counts(given, "rows", "held", "drafter_users")
+    common.check_counts(given, "steps", "drafter_steps", most=10**7)
+    common.check_counts(given, "hidden_size", most=1 << 14)
+    common.check_counts(given, "layers", "heads", most=1 << 8)
     if drafter not in ("model", "none"):
         raise ValueError(f"unknown drafter {drafter!r}; valid: model, none")
     if drafter == "none":

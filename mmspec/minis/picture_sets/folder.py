@@ -96,8 +96,9 @@ def _row(root: Path, number: int, line: str) -> tuple[str, tuple[str, ...], dict
     where = f"{root / CAPTIONS}, line {number}"
     try:
         row: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{where} is no JSON ({error.msg})") from None
+    except (ValueError, RecursionError) as error:
+        reason = error.msg if isinstance(error, json.JSONDecodeError) else "it is nested too deeply, or holds too long a number"
+        raise ValueError(f"{where} is no JSON ({reason})") from None
     if not isinstance(row, dict):
         raise ValueError(f'{where} is no object: write {{"file": ..., "caption": ...}}')
     unknown = sorted(set(row) - set(_KEYS))

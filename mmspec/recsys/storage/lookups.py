@@ -10,6 +10,7 @@ from mmspec.core.beams.trie import Trie
 from mmspec.recsys.storage.column import Column
 from mmspec.recsys.storage.digest import fields_digest
 from mmspec.recsys.storage.index import CatalogueIndex
+from mmspec.utils.names import shown
 
 
 class CatalogueLookups:
@@ -102,7 +103,7 @@ class CatalogueLookups:
         """
         row = self._find(item)
         if row is None:
-            raise ValueError(f"item {item!r} is not in the catalogue of {len(self)} items")
+            raise ValueError(f"item {shown(item)} is not in the catalogue of {len(self)} items")
         return row
 
     def _find(self, item: object) -> int | None:

@@ -18,7 +18,7 @@ from mmspec.core.stopping import STOP, DefaultStopping
 from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.models.guidance import Guided, GuidedRows
-from mmspec.run.arguments import check
+from mmspec.run.arguments import check, public_call
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.serving.models.base import RequestOutput
@@ -49,6 +49,7 @@ class PictureSettings:
     init: str | Initialiser | None = None
 
 
+@public_call
 @dataclass(frozen=True)
 class PictureOptions:
     """The options of one request, as in `mmspec.vision.generate`.

@@ -14,6 +14,7 @@ from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter
 from mmspec.recsys.generation import Recommendations, beams_of, recommendations
+from mmspec.run.arguments import public_call
 from mmspec.serving.models.base import RequestOutput
 
 
@@ -34,6 +35,7 @@ class RecommendSettings:
     width: int | None = None
 
 
+@public_call
 @dataclass(frozen=True)
 class RecommendOptions:
     """The options of one request, as in `mmspec.recsys.recommend` for one user.

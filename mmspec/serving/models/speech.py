@@ -16,7 +16,7 @@ from mmspec.core.stats import Stats
 from mmspec.core.stopping import EndTest
 from mmspec.models.guidance import GuidedRows, Pairs
 from mmspec.models.target import HFTarget
-from mmspec.run.arguments import check, shown
+from mmspec.run.arguments import check, public_call, shown
 from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request
 from mmspec.serving.models.base import PROMPT_COLUMNS, RequestOutput
@@ -39,6 +39,7 @@ from mmspec.speech.sound.speech import Speech
 from mmspec.speech.sound.voice_sample import VoiceSample
 
 
+@public_call
 @dataclass(frozen=True)
 class SpeechOptions:
     """The options of one request, as in `mmspec.speech.synthesize`.

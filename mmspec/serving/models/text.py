@@ -21,7 +21,7 @@ from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_model_ready
 from mmspec.models.proof.require import require, require_reach
 from mmspec.models.target import HFTarget
-from mmspec.run.arguments import check
+from mmspec.run.arguments import check, public_call
 from mmspec.run.drop_in.processors import ProcessorContext, checks_of, with_forms
 from mmspec.run.request import Request
 from mmspec.run.settings.generation_config import settings
@@ -35,6 +35,7 @@ _TEXT = ("input_ids", "attention_mask")
 _VIEWS = (same_prompt, own_pixels, shared_modalities, text_alone)
 
 
+@public_call
 @dataclass(frozen=True)
 class TextOptions:
     """The options of one request, as in `mmspec.text.generate`.

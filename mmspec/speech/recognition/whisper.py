@@ -6,12 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE
 
 from mmspec.models import compat
 from mmspec.speech.recognition.decoding import RecognitionDecoding, finish_reason_of
 from mmspec.speech.recognition.options import TranscriptionOptions
 from mmspec.speech.recognition.transcript import Segment, Transcript, Word
 from mmspec.speech.recognition.word_times import token_times
+from mmspec.utils.names import nearest, shown
 
 FALLBACK: dict[str, Any] = {
     "temperature": (0.0, 0.2, 0.4, 0.6, 0.8, 1.0),
@@ -98,6 +100,10 @@ def _spoken(options: TranscriptionOptions, model: Any) -> dict[str, Any]:
             wanted = f"translate {options.language or 'speech'}" if options.task == "translate" else f"write down {options.language!r}"
             raise ValueError(f"{type(model).__name__} of this checkpoint knows English only and cannot {wanted}: give a multilingual one")
         return {}
+    known = (*TO_LANGUAGE_CODE, *TO_LANGUAGE_CODE.values())
+    if options.language is not None and options.language.lower() not in known and options.language not in (config.lang_to_id or {}):
+        near = nearest(options.language, TO_LANGUAGE_CODE)
+        raise ValueError(f"language is {shown(options.language)}{near}: give a name such as german, or a code such as de")
     return {"task": options.task} | ({} if options.language is None else {"language": options.language})
 
 
