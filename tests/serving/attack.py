@@ -133,9 +133,9 @@ ATTACKS = {
 }
 
 
-def attackers(port: int, stop: Any) -> None:
-    """All attacks at once."""
-    threads = [Thread(target=attack, args=(port, stop)) for attack in ATTACKS.values()]
+def attackers(port: int, stop: Any, names: list[str]) -> None:
+    """Attacks at once."""
+    threads = [Thread(target=ATTACKS[name], args=(port, stop)) for name in names]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -226,7 +226,9 @@ def main() -> int:
     """Run it, and print what was found."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="of the attacks; 60 by default")
+    parser.add_argument("--only", default="", help="of the attacks those whose names hold this")
     args = parser.parse_args()
+    names = [name for name in ATTACKS if args.only in name]
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     answers, context = expected(), get_context("spawn")
     process, port = started("--max-rows", str(ROWS), "--max-queue", str(QUEUE))
@@ -235,7 +237,10 @@ def main() -> int:
         before = psutil.Process(process.pid).memory_info().rss
         held = burst(port)
         calm = watched(port, process, min(5.0, args.seconds))
-        others = [context.Process(target=attackers, args=(port, stop)), context.Process(target=load, args=(port, stop, answers, told))]
+        others = [
+            context.Process(target=attackers, args=(port, stop, names)),
+            context.Process(target=load, args=(port, stop, answers, told)),
+        ]
         for each in others:
             each.start()
         found = watched(port, process, args.seconds)
@@ -250,7 +255,7 @@ def main() -> int:
     finally:
         process.kill()
     mib = 2**20
-    print(f"{len(ATTACKS)} attacks and 4 clients for {args.seconds:g} s: {', '.join(ATTACKS)}")
+    print(f"{len(names)} attacks and 4 clients for {args.seconds:g} s: {', '.join(names)}")
     for name, part in (("before", calm), ("during", found), ("after", after)):
         longest = ", ".join(f"{path} {max(each):.3f} s of {len(each)}" for path, each in part["waits"].items())
         print(f"  {name}: longest wait {longest}; not answered with 200: {dict(part['failures']) or 'none'}")
