@@ -1,8 +1,8 @@
 """A server under every attack and under load at once: `python -m tests.serving.attack --seconds 60`.
 
-The server is a process of its own, on the loopback; so are the attackers, the clients of the load, and the one that asks for `/health`. It
-prints the longest wait for `/health`, the server's memory, how long requests of one token took, and how many answers were not those of plain
-decoding. It fails where an answer differs, a client of the load gets none, `/health` is refused, or a burst is not held as promised.
+The server is a process of its own, on the loopback; so are the attackers, the clients of the load, and the one that asks for `/health`.
+Printed are the longest wait for `/health`, the server's memory, how long requests of one token took, and how many answers were not those of
+plain decoding. It fails where an answer differs, a client of the load gets none, `/health` is refused, or a burst is not held as promised.
 """
 
 import argparse
@@ -264,9 +264,8 @@ def main() -> int:
     )
     print(f"  load: {counts}")
     for tokens, each in waits.items():
-        print(
-            f"  {len(each)} answers of {tokens} tokens: longest wait {max(each, default=0):.2f} s, median {sorted(each)[len(each) // 2]:.2f} s"
-        )
+        middle = sorted(each)[len(each) // 2] if each else 0.0
+        print(f"  {len(each)} answers of {tokens} tokens: longest wait {max(each, default=0.0):.2f} s, median {middle:.2f} s")
     print(f"  a burst of {held.total()} on {ROWS} rows and a queue of {QUEUE}: {dict(held)}; exit code of the server: {code}")
     fine = {"equal"} | {name for name in counts if name.startswith(("sent again after 429", "sent again after 503"))}
     good = not (set(counts) - fine) and counts.get("equal", 0) > 0 and not any(part["failures"] for part in (calm, found, after))
