@@ -69,6 +69,13 @@ def _loaded(name: str) -> Mini:
     return load_vision(HOME / "vision", "fashion" if name == "vision-fashion" else "scenes")
 
 
+TEXT_CHAT = (
+    "{{ bos_token }}{% for message in messages %}{{ {'user': 'Question: ', 'assistant': 'Answer: '}.get(message['role'], '') }}"
+    "{{ message['content'] }}{{ '\\n' }}{% endfor %}{% if add_generation_prompt %}Answer:{% endif %}"
+)
+"""A chat in the form of the sums that mini text was trained on: the chat template that `mmspec serve` gives it. Its tokenizer has none."""
+
+
 def load_text(folder: Path) -> Mini:
     """Return the text mini in `folder`, as written by `text/train_mini.py`. FileNotFoundError if it is missing."""
     from transformers import PreTrainedTokenizerFast

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 import mmspec
 from mmspec.serving.http.choices import StopCutter
-from tests.serving.web import LIMITS, STORY, running, shared_text
+from tests.serving.web import LIMITS, STORY, running, shared_text, text_models
 
 PROMPT = "Question: Ann has 3 apples and buys 4 more. How many apples does she have?\nAnswer:"
 
@@ -204,6 +204,15 @@ def test_other_models_and_kinds_are_not_found(client):
     assert refused.value.body["code"] == "model_not_found"
     with pytest.raises(openai.NotFoundError, match="no image model"):
         client.images.generate(model="mini-image", prompt="a")
+
+
+def test_the_mini_answers_a_chat():
+    """As `mmspec serve --text mini` loads it: in the form of the sums that it was trained on."""
+    with running(text_models(LIMITS, chat=False), LIMITS) as other:
+        turns = [{"role": "user", "content": "Tom has 2 pens and finds 5. How many pens does he have?"}]
+        out = other.client().chat.completions.create(model="mini-text", messages=turns, temperature=0, max_tokens=24)
+        prompt = f"Question: {turns[0]['content']}\nAnswer:"
+        assert out.choices[0].message.content == alone(other, prompt, max_new_tokens=24)[0]
 
 
 def test_a_model_without_a_chat_template(site):

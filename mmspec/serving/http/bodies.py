@@ -28,7 +28,7 @@ ITEMS = 10_000
 SMALL = 64 * 2**10
 """Largest body in bytes that is read beside others."""
 _TOKEN_BYTES = 16  # of a body, for every token that may be in it
-_THREADS = 4  # that read small bodies
+_THREADS = 2  # that read small bodies
 _MARKS = (b",", b"{", b"[")  # there is one of them before every value
 
 

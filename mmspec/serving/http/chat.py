@@ -39,7 +39,8 @@ def chat_inputs(served: TextServed, messages: Sequence[ChatMessage], most: int, 
     """
     pair = served.pair
     if not has_template(pair.processor if pair.sees else pair.tokenizer):
-        raise ApiError(400, f"{served.id} has no chat template: use /v1/completions", "model", "no_chat_template")
+        remedy = "use /v1/completions, or serve a model whose folder has a chat_template.jinja"
+        raise ApiError(400, f"{served.id} has no chat template: {remedy}", "model", "no_chat_template")
     room = served.engine.model.max_length
     if room is not None and len(messages) > room:
         message = f"messages has {len(messages)} entries: the model has {room} positions"

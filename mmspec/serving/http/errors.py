@@ -173,7 +173,8 @@ def _place(location: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
     """The fields of a place that pydantic names, without the forms of fields in between."""
     found: list[int | str] = []
     for part in location:
-        if (isinstance(given, Mapping) and part in given) or (isinstance(given, list) and isinstance(part, int) and part < len(given)):
+        known = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int) and part < len(given)
+        if known:
             found.append(part)
             given = given[part]
     return tuple(found)

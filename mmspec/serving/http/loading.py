@@ -10,6 +10,7 @@ from mmspec.loading.recsys import load_recommender
 from mmspec.loading.speech import Speaker, load_speaker
 from mmspec.loading.text import load_pair
 from mmspec.loading.vision import Loaded, check_decoder, drafting_method, load_image_model, with_image_drafter
+from mmspec.minis import TEXT_CHAT
 from mmspec.run.config import Config
 from mmspec.serving.engine import Engine
 from mmspec.serving.http.models import (
@@ -24,6 +25,7 @@ from mmspec.serving.http.models import (
 from mmspec.serving.http.options import ServerLimits
 from mmspec.serving.http.worker import ModelWorker
 from mmspec.serving.models.speech import SpeechOptions
+from mmspec.text.inputs.vision_inputs import has_template
 from mmspec.utils.devices import device_of
 from mmspec.vision.codes.registry import method_of
 from mmspec.vision.families.base import ImageModel
@@ -122,6 +124,8 @@ class _Room:
 
 def _text(config: Config, room: _Room) -> TextServed:
     pair, section = load_pair(config), config.drafter
+    if pair.name == "mini" and not has_template(pair.tokenizer):
+        pair.tokenizer.chat_template = TEXT_CHAT
     options = {"accept": pair.accept, "draft_length": section.length, "tree": section.tree}
     engine = Engine(pair.target, pair.drafter, **room.of_engine, **options)
     return TextServed(model_id("text", pair.name), engine, pair)

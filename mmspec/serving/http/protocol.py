@@ -26,18 +26,21 @@ class BoundedProtocol(H11Protocol):
     """
 
     limits: ClassVar[ServerLimits] = ServerLimits()
+    waiting: ClassVar[dict[str, dict["BoundedProtocol", None]]] = {}
+    """By address the connections that wait for a request, in order."""
+    counts: ClassVar[Counter[str]] = Counter()
+    """By address all connections."""
     logger: logging.Logger
     _head: asyncio.TimerHandle | None = None
-    _waits_since = 0.0
 
     @classmethod
     def within(cls, limits: ServerLimits) -> type["BoundedProtocol"]:
-        """Return the protocol of a server.
+        """Return the protocol of one server.
 
         Args:
             limits: bounds of connections.
         """
-        return type(cls.__name__, (cls,), {"limits": limits})
+        return type(cls.__name__, (cls,), {"limits": limits, "waiting": {}, "counts": Counter()})
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to wait for a request.
@@ -47,10 +50,10 @@ class BoundedProtocol(H11Protocol):
         """
         super().connection_made(transport)
         self.logger = _LOG
-        self._waits_since = self.loop.time()
-        self._wait_for_head()
+        self.counts[self._address] += 1
         if not self._has_room():
             self.app_state: dict[str, Any] = {**self.app_state, CROWDED: True}
+        self._note()
 
     def data_received(self, data: bytes) -> None:
         """Take in bytes.
@@ -59,9 +62,12 @@ class BoundedProtocol(H11Protocol):
             data: the bytes.
         """
         super().data_received(data)
-        if self.cycle is not None:
-            self._waits_since = self.loop.time()
-        self._wait_for_head()
+        self._note()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._note()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop to wait.
@@ -70,12 +76,10 @@ class BoundedProtocol(H11Protocol):
             exc: why the connection has ended.
         """
         self._stop_waiting()
+        self.counts[self._address] -= 1
+        if not self.counts[self._address]:
+            del self.counts[self._address]
         super().connection_lost(exc)
-
-    @property
-    def _idle(self) -> bool:
-        """True while it waits for a request."""
-        return self.cycle is None or self.cycle.response_complete
 
     @property
     def _address(self) -> str:
@@ -83,26 +87,31 @@ class BoundedProtocol(H11Protocol):
 
     def _has_room(self) -> bool:
         """Close a connection that waits, if this one is one too many; False if none does."""
-        others = [each for each in self.connections if isinstance(each, BoundedProtocol) and not each.transport.is_closing()]
-        counts = Counter(each._address for each in others)
-        if counts[self._address] > self.limits.max_per_address:
-            others = [each for each in others if each._address == self._address]
-        elif len(others) <= self.limits.max_connections:
+        if self.counts[self._address] > self.limits.max_per_address:
+            addresses = [self._address]
+        elif self.counts.total() > self.limits.max_connections:
+            addresses = [address for address, _ in self.counts.most_common()]
+        else:
             return True
-        idle = [each for each in others if each is not self and each._idle]
-        if not idle:
-            return False
-        first = min(idle, key=lambda each: (-counts[each._address], each.cycle is not None, each._waits_since))
-        first.transport.close()  # of the address with the most; rather one that never sent a request
-        return True
+        first = next((each for address in addresses for each in self.waiting.get(address, ())), None)
+        if first is not None:
+            first._stop_waiting()
+            first.transport.close()
+        return first is not None
 
-    def _wait_for_head(self) -> None:
-        if not self._idle:  # a request is being answered
+    def _note(self) -> None:
+        """Begin to wait for a request, go on to, or stop to."""
+        if self.cycle is not None and not self.cycle.response_complete:  # a request is being answered
             self._stop_waiting()
-        elif self._head is None:
+        elif self._head is None and not self.transport.is_closing():
+            self.waiting.setdefault(self._address, {})[self] = None
             self._head = self.loop.call_later(HEAD_SECONDS, self.transport.close)
 
     def _stop_waiting(self) -> None:
         if self._head is not None:
             self._head.cancel()
             self._head = None
+            here = self.waiting[self._address]
+            del here[self]
+            if not here:
+                del self.waiting[self._address]

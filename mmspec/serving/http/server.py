@@ -5,6 +5,7 @@ import logging
 import math
 import signal
 import socket
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import current_thread, main_thread
@@ -18,6 +19,9 @@ from mmspec.serving.http.protocol import BoundedProtocol
 _LOG = logging.getLogger("mmspec.serving")
 _ENDS = (signal.SIGINT, signal.SIGTERM)
 _FILES = 256  # that the process opens beside connections
+_ACCEPTED = 64  # connections that the loop accepts before it does anything else
+_WAITING = 2048  # connections that may wait for that
+_SWITCH = 0.001  # seconds after which a thread that runs Python lets the loop run: requests need it many times
 _REST = 5.0  # seconds for requests to end once they are cancelled
 
 
@@ -76,6 +80,7 @@ def make_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=math.ceil(options.grace + _REST),
+        backlog=_ACCEPTED,
         lifespan="on",
     )
     return _Server(config, app.state.server.stop, options.grace)
@@ -93,6 +98,16 @@ class _Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, stop: Callable[[], None], grace: float):
         super().__init__(config)
         self._stop, self._grace = stop, grace
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept connections.
+
+        Args:
+            sockets: what the server listens on.
+        """
+        await super().startup(sockets)
+        for each in sockets or ():
+            each.listen(_WAITING)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Let requests finish, then cancel them, and end.
@@ -141,8 +156,13 @@ def serve_app(app: FastAPI, bound: socket.socket, options: ServerOptions) -> Non
         bound: what `bound_socket` returned.
         options: the grace.
     """
-    with _signals_end_quietly():
-        make_server(app, options).run(sockets=[bound])
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH)
+    try:
+        with _signals_end_quietly():
+            make_server(app, options).run(sockets=[bound])
+    finally:
+        sys.setswitchinterval(before)
 
 
 @contextmanager
