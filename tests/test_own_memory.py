@@ -6,6 +6,7 @@ A mapped file that is cut short ends a process by SIGBUS, so the checks run in a
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from mmspec.utils.private_copy import private_copy
 from mmspec.utils.weights import read_weights
 from tests.recsys import shops
 
-SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 ROOT = Path(__file__).parents[1]
 
 
