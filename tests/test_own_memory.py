@@ -1,19 +1,30 @@
 """Files that were loaded may be written over in place or cut short: what runs keeps its weights, tables and answers.
 
-A mapped file that is cut short ends a process by SIGBUS, so the checks run in a process of their own.
+A mapped file that is cut short ends a process by SIGBUS, so the checks run in a fork.
 """
 
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from mmspec.drafters.retrieval.bigrams import Bigrams
+from mmspec.drafters.retrieval.datastore import Datastore
+from mmspec.models.checkpoint_loading import loaded
+from mmspec.recsys import Catalogue
+from mmspec.utils.fp16 import float_weights
+from mmspec.utils.packing import read_bytes
 from mmspec.utils.private_copy import private_copy
+from mmspec.utils.weights import read_weights
+from tests.recsys import shops
 
-SIZES = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+SIZES: dict[str, Any] = {"vocab_size": 50, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
 ROOT = Path(__file__).parents[1]
 
 
@@ -41,7 +52,7 @@ def a_mapped_catalogue(folder):
 
 
 def counts(folder):
-    Bigrams.counted([[1, 2, 3] * 500], 64).save(folder / "counts.safetensors")
+    Bigrams.count([torch.tensor([1, 2, 3] * 500)], 64).save(folder / "counts.safetensors")
     found = Bigrams.load(folder / "counts.safetensors")
     return lambda: (found.pairs.sum().item(), found.counts.sum().item())
 

@@ -3,8 +3,10 @@
 `trust_remote_code` stays off: nothing that a checkpoint brings along is executed.
 """
 
+import errno
 import importlib.util
 import logging
+import shutil
 import struct
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,7 +15,8 @@ from typing import Any
 from mmspec.models import compat
 from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, loaded
 from mmspec.models.compat.shared_states import buildable
-from mmspec.utils.files import is_path
+from mmspec.utils.files import is_path, whole_folder
+from mmspec.utils.private_copy import drop_earlier, kept_version
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 _THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -39,13 +42,15 @@ class _Place:
     beside: str | None = None
     reading: dict[str, Any] = field(default_factory=dict)
     weights: dict[str, Any] = field(default_factory=dict)
+    kept: Path | None = None  # where a GGUF file's dense weights are to be kept
 
 
 def load_model(name: str, dtype: str, device: Any, device_map: str | None = None) -> tuple[Any, Any]:
     """A transformers model in eval mode, and its tokenizer or processor.
 
     Args:
-        name: a folder with config.json and weights, a GGUF file (*.gguf), or a hub name.
+        name: a folder with config.json and weights, a GGUF file (*.gguf), or a hub name. What a GGUF file was turned into is kept in
+            `gguf/` of the cache folder, if the disk has room for it, so that only the first load of a file takes long.
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. Weights of a GGUF file are dequantized to it.
         device: a torch device.
         device_map: as in `from_pretrained`, such as "auto" or "cuda:1", instead of `device`. It must lead to one device.
@@ -63,7 +68,10 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
     from mmspec.models.families.registry import HEARS, SEES
     from mmspec.run.settings.generation_config import one_path
 
-    weights, place = dtype_of(dtype) or "auto", _place(name)
+    weights, place = dtype_of(dtype) or "auto", _place(name, dtype)
+    if place.kept is not None:
+        size = Path(name).expanduser().stat().st_size / 1e9
+        _say("%s: reading %.1f GB of GGUF and making the weights dense, which takes minutes for large models", name, size)
     try:
         with contents_of(CONFIG):
             config = hf.AutoConfig.from_pretrained(place.where, trust_remote_code=False, **place.reading)
@@ -82,13 +90,40 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
             model = loaded(
                 kind, place.where, config=config, dtype=weights, extras=whole, trust_remote_code=False, **place.weights, **placed
             )
-        model = (model.to(device) if device_map is None else _on_one_device(model)).eval()
+        model.eval()
+        processor = _processor(name, place, hears or sees, "right" if config.is_encoder_decoder else "left")
+        if place.kept is not None:
+            _keep(name, place.kept, model, processor)
+        model = model.to(device) if device_map is None else _on_one_device(model)
     except (OSError, ValueError, RecursionError, KeyError, IndexError, struct.error) as error:
         raise ValueError(f"model {name} cannot be loaded: {_reason(error)}") from None
     changed = one_path(model)
     if changed is not None:
         logging.getLogger(__name__).warning("%s: %s", name, changed)
-    return model, _processor(name, place, hears or sees, "right" if config.is_encoder_decoder else "left")
+    return model, processor
+
+
+def _say(message: str, *values: object) -> None:
+    """Tell whoever waits, on standard error where nothing else was set up."""
+    logging.getLogger(__name__).warning(message, *values)
+
+
+def _keep(name: str, place: Path, model: Any, processor: Any) -> None:
+    """Keep a model that was read from a GGUF file as a folder, if the disk has room for it; say where it is, or why not."""
+    needed = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if shutil.disk_usage(place.parent).free < 2 * needed:
+            raise OSError(errno.ENOSPC, f"{needed / 1e9:.1f} GB and as much again are not free in {place.parent}")
+        with whole_folder(place) as folder:
+            model.save_pretrained(folder)
+            processor.save_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        _say("%s is read so each time, as it could not be kept (%s): save_pretrained of model and tokenizer writes a folder", name, reason)
+        return
+    drop_earlier(place)
+    _say("%s is kept as a folder in %s, which the next load reads", name, place)
 
 
 def _on_one_device(model: Any) -> Any:
@@ -99,7 +134,7 @@ def _on_one_device(model: Any) -> Any:
     return model
 
 
-def _place(name: str) -> _Place:
+def _place(name: str, dtype: str = "auto") -> _Place:
     """Where `name` leads. FileNotFoundError for a path where nothing is; ValueError for GGUF files that cannot be read here."""
     path = Path(name).expanduser()
     gguf = path.suffix == ".gguf"
@@ -116,7 +151,13 @@ def _place(name: str) -> _Place:
         return _Place(str(path) if path.exists() else name, str(path.parent) if path.exists() and shared else None)
     if importlib.util.find_spec("gguf") is None:
         raise ValueError(f"model {name} is a GGUF file, and reading it needs the package gguf: pip install 'mmspec[gguf]'")
-    return _Place(str(path.parent), None, {"gguf_file": path.name}, compat.gguf_options(path.name))
+    try:
+        kept = kept_version(path, "gguf", dtype)
+    except (OSError, RuntimeError):  # no cache folder
+        kept = None
+    if kept is not None and (kept / "config.json").exists():
+        return _Place(str(kept))
+    return _Place(str(path.parent), None, {"gguf_file": path.name}, compat.gguf_options(path.name), kept)
 
 
 def _refuse_other_sight(model_type: str) -> None:

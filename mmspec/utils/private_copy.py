@@ -27,19 +27,19 @@ def private_copy(path: str | Path) -> Path | None:
         OSError: when the file cannot be read.
     """
     path = Path(path).resolve()
-    version = _version(path)
     try:
-        home = cache_folder() / "mapped" / _name(str(path))
-        place = home / f"{_name(version)}{path.suffix}"
+        place = kept_version(path, "mapped")
         if place.exists():
             return place
-        home.mkdir(parents=True, exist_ok=True)
-        part = home / f".{place.name}.{os.getpid()}.tmp"
+        place.parent.mkdir(parents=True, exist_ok=True)
+        part = place.with_name(f".{place.name}.{os.getpid()}.tmp")
+    except FileNotFoundError:
+        raise
     except (OSError, RuntimeError):
         return None
     try:
         shutil.copyfile(path, part)
-        if _version(path) != version:
+        if kept_version(path, "mapped") != place:
             return None
         part.chmod(0o444)
         os.replace(part, place)
@@ -47,16 +47,31 @@ def private_copy(path: str | Path) -> Path | None:
         return None
     finally:
         part.unlink(missing_ok=True)
-    for earlier in home.iterdir():  # a process that has it mapped keeps it
-        if earlier != place and not earlier.name.startswith("."):
-            earlier.unlink(missing_ok=True)
+    drop_earlier(place)  # a process that has one mapped keeps it
     return place
 
 
-def _version(path: Path) -> str:
-    """What changes whenever a file is written: the time of its inode's last change cannot be set back."""
-    found = path.stat()
-    return f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+def kept_version(path: Path, room: str, form: str = "copy") -> Path:
+    """Return where the cache folder keeps what is made of one version of a file.
+
+    Args:
+        path: the file.
+        room: folder of the cache folder.
+        form: what is made of it, such as a dtype; there may be several of one file.
+
+    Returns:
+        The place; it need not exist.
+    """
+    found = path.stat()  # the time of an inode's last change cannot be set back
+    version = f"{found.st_dev} {found.st_ino} {found.st_size} {found.st_mtime_ns} {found.st_ctime_ns}"
+    return cache_folder() / room / _name(str(path.resolve())) / f"{form}-{_name(version)}{path.suffix}"
+
+
+def drop_earlier(place: Path) -> None:
+    """Remove what was kept of earlier versions of the file of `place`, in the same form."""
+    for earlier in place.parent.glob(f"{place.name.partition('-')[0]}-*"):
+        if earlier != place:
+            shutil.rmtree(earlier, ignore_errors=True) if earlier.is_dir() else earlier.unlink(missing_ok=True)
 
 
 def _name(text: str) -> str:

@@ -1,6 +1,7 @@
 """GGUF files as targets and as drafters: dense weights, nothing left of the quantizer, refusals in one line."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -53,6 +54,38 @@ def test_quantized_blocks_become_dense_weights(home, dtype):
     for name, tensor in small_gguf.model().state_dict().items():
         difference = (found.state_dict()[name].float() - tensor).abs().amax()
         assert difference <= tensor.abs().amax() * (2**-7 if dtype == "bfloat16" else 1 / 250), name
+
+
+def test_a_file_is_read_once_and_says_so(home, tmp_path, monkeypatch, caplog):
+    """The second load reads a folder: the same weights, tokens and answers. A changed file is read anew, and its earlier copy goes."""
+    monkeypatch.setenv("MMSPEC_CACHE", str(tmp_path / "cache"))
+    path, read = tmp_path / "bytes.gguf", []
+    path.write_bytes((home / "bytes.gguf").read_bytes())
+    options = compat.gguf_options
+    monkeypatch.setattr(compat, "gguf_options", lambda name: read.append(name) or options(name))
+    first, words = load_model(str(path), "float32", "cpu")
+    assert "reading 0.0 GB of GGUF" in caplog.text
+    assert f"kept as a folder in {tmp_path / 'cache'}" in caplog.text
+    caplog.clear()
+    second, again = load_model(str(path), "float32", "cpu")
+    assert (len(read), caplog.text) == (1, "")
+    assert all(torch.equal(value, second.state_dict()[name]) for name, value in first.state_dict().items())
+    assert [words(text)["input_ids"] for text in PROMPTS] == [again(text)["input_ids"] for text in PROMPTS]
+    assert (words.padding_side, words.pad_token_id) == (again.padding_side, again.pad_token_id)
+    path.write_bytes((home / "big.gguf").read_bytes())
+    changed, _ = load_model(str(path), "float32", "cpu")
+    assert len(read) == 2
+    assert all(torch.equal(value, changed.state_dict()[name]) for name, value in small_gguf.model().state_dict().items())
+    assert len(list((tmp_path / "cache" / "gguf").glob("*/*"))) == 1
+
+
+def test_without_room_a_file_is_read_each_time_with_the_remedy(home, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("MMSPEC_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=0))
+    for _ in range(2):
+        load_model(str(home / "big.gguf"), "float32", "cpu")
+    assert caplog.text.count("could not be kept") == 2
+    assert "save_pretrained of model and tokenizer writes a folder" in caplog.text
 
 
 def test_nothing_is_left_of_the_quantizer(home, tmp_path):
