@@ -33,8 +33,8 @@ ROOMS = (
     ("cli",),
 )
 """From low to high: a room imports from rooms below it and from itself; rooms of one line do not import each other."""
-FILES = 15  # Python modules a folder holds at most, its `__init__.py` aside
-LINES = 300
+FILES = 20  # Python modules a folder holds at most, its `__init__.py` aside
+LINES = 320
 _EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 

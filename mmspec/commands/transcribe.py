@@ -11,7 +11,7 @@ from rich.markup import escape
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.speech.sound.containers import SUFFIXES as CONTAINERS
-from mmspec.utils.files import listed, named, whole, write_json
+from mmspec.utils.files import listed, named_shortly, whole, write_json
 from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
@@ -73,7 +73,7 @@ def transcribe(
     if as_json and text_format != "text":
         raise ValueError("--json and --format were both given: --json has texts, times and figures")
     if skipped:
-        common.note(escape(f"skipped, not sound by its ending: {len(skipped)} ({named(skipped)})"))
+        common.note(escape(f"skipped, not sound by its ending: {len(skipped)} ({named_shortly(skipped)})"))
     if out is None:
         _run(given, found, {}, {}, skipped)
         return

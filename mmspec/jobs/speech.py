@@ -137,10 +137,10 @@ class Say:
 
 def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the sounds of a job depend on beside the texts. Paths and devices are left out."""
-    from mmspec.jobs.engine.fingerprints import rest, settings, weights
+    from mmspec.jobs.engine.fingerprints import config_digest, rest, weights
 
     model: Any = work.speaker.model
-    found = {"target": weights(model.model), "config": settings(model.model.config), "everything else": rest(model, model.model)}
+    found = {"target": weights(model.model), "config": config_digest(model.model.config), "everything else": rest(model, model.model)}
     names = ("temperature", "top_k", "top_p", "max_seconds")
     options: dict[str, Any] = {"sampling": repr(model.sampling)} | {name: work.options.get(name) for name in names}
     options |= {"accept": work.options.get("accept", "exact"), "voice": work.voice, "seed": work.seed, "form": work.form, "rate": work.rate}
