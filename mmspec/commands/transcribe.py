@@ -10,7 +10,7 @@ import typer
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.speech.sound.containers import SUFFIXES as CONTAINERS
-from mmspec.utils.files import listed, named, whole, write_json
+from mmspec.utils.files import listed, named_shortly, whole, write_json
 from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
@@ -72,7 +72,7 @@ def transcribe(
     if as_json and text_format != "text":
         raise ValueError("--json and --format were both given: --json has texts, times and figures")
     if skipped:
-        common.note(f"skipped, not sound by its ending: {len(skipped)} ({named(skipped)})")
+        common.note(f"skipped, not sound by its ending: {len(skipped)} ({named_shortly(skipped)})")
     if out is None:
         _run(given, found, {}, {}, skipped)
         return

@@ -11,6 +11,7 @@ from mmspec.jobs.rows import continued
 from mmspec.loading.vision import Loaded
 from mmspec.run.request import Request
 from mmspec.serving.models.pictures import PictureModel, PictureOptions, PictureSettings
+from mmspec.vision.checkpoints.vqgan import VQGANDecoder
 from mmspec.vision.continuous.generation import WINDOW, check_draft_steps
 from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
@@ -201,26 +202,28 @@ def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
     tokenizers and grid and, where the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the
     chain's numbers.
     """
-    from mmspec.jobs.engine.fingerprints import rest, settings, weights
+    from mmspec.jobs.engine.fingerprints import config_digest, rest, weights
 
     if isinstance(work.loaded.model, ContinuousPictures):
         return _continuous_identity(work)
     model = work.loaded.model
-    found = {"target": weights(model.model), "config": settings(model.model.config)}
+    found = {"target": weights(model.model), "config": config_digest(model.model.config)}
+    if isinstance(decoder := getattr(model, "to_pictures", None), VQGANDecoder):
+        found["decoder"] = weights(decoder)
     found["everything else"] = rest(model, model.model, model.drafter, model.assistant)
     return found | ({"drafter": weights(model.drafter)} if drafts and model.drafter is not None else {})
 
 
 def _continuous_identity(work: Draw) -> dict[str, str]:
-    from mmspec.jobs.engine.fingerprints import data, rest, settings, weights
+    from mmspec.jobs.engine.fingerprints import config_digest, data, rest, weights
 
     model: Any = work.loaded.model
     way, found = way_of(work.options["method"]), model.fit(work.options["method"])
-    facts = {"target": weights(found.model), "config": settings(found.model.config)}
+    facts = {"target": weights(found.model), "config": config_digest(found.model.config)}
     if work.loaded.autoencoder is not None:
-        facts["autoencoder"] = weights(work.loaded.autoencoder) + settings(work.loaded.autoencoder.config)
+        facts["autoencoder"] = weights(work.loaded.autoencoder) + config_digest(work.loaded.autoencoder.config)
     if (way.accept is not None or way.form == "sets") and found.drafter is not None:
-        facts["drafter"] = weights(found.drafter) + settings(found.drafter.config)
+        facts["drafter"] = weights(found.drafter) + config_digest(found.drafter.config)
     facts["everything else"] = rest(found, found.model, found.drafter, work.loaded.autoencoder)
     if found.head != "mixture":
         sampling = generate_options(work.loaded, work.options)["sampling"].filled(found.model.config)

@@ -28,13 +28,13 @@ def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -
 
     Drafts do not change strict results, except for the last bit of a score.
     """
-    from mmspec.jobs.engine.fingerprints import settings, weights
+    from mmspec.jobs.engine.fingerprints import config_digest, weights
 
     drafter = recommender.drafter
     found = {
         "target": weights(recommender.model),
-        "config": settings(recommender.model.config),
-        "generation config": settings(recommender.model.generation_config),
+        "config": config_digest(recommender.model.config),
+        "generation config": config_digest(recommender.model.generation_config),
         "catalogue": recommender.catalogue.digest,
     }
     if drafts and drafter is not None:

@@ -139,10 +139,10 @@ class Say:
 
 def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the sounds of a job depend on beside the texts. Paths and devices are left out."""
-    from mmspec.jobs.engine.fingerprints import rest, settings, weights
+    from mmspec.jobs.engine.fingerprints import config_digest, rest, weights
 
     model: Any = work.speaker.model
-    found = {"target": weights(model.model), "config": settings(model.model.config), "everything else": rest(model, model.model)}
+    found = {"target": weights(model.model), "config": config_digest(model.model.config), "everything else": rest(model, model.model)}
     names = ("temperature", "top_k", "top_p", "max_seconds")
     options: dict[str, Any] = {"sampling": repr(model.sampling)} | {name: work.options.get(name) for name in names}
     later = {name: work.options.get(name) for name in ("repetition_penalty", "guidance")}  # left out of jobs that do not have them

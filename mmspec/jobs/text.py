@@ -134,8 +134,8 @@ def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     from mmspec.jobs.engine import fingerprints
 
     target = pair.target
-    model = {"target": fingerprints.weights(target), "config": fingerprints.settings(target.config)}
-    model |= {"generation config": fingerprints.settings(target.generation_config), "tokenizer": fingerprints.reader(pair.processor)}
+    model = {"target": fingerprints.weights(target), "config": fingerprints.config_digest(target.config)}
+    model |= {"generation config": fingerprints.config_digest(target.generation_config), "tokenizer": fingerprints.reader(pair.processor)}
     config = pair.config
     options: dict[str, Any] = {name: asdict(getattr(config, name)) for name in ("drafter", "accept", "run")}
     if hasattr(pair.drafter, "state_dict"):

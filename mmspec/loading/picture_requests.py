@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.progress import track
-
 from mmspec.loading.text import Pair
 from mmspec.minis.drawn import scenes
 from mmspec.minis.vlm_model import batch
@@ -15,6 +13,7 @@ from mmspec.text.inputs.pictures import pictures_in, read_picture
 from mmspec.text.inputs.vision_inputs import VisionPrompt
 from mmspec.train.held_out import HeldOut, apart, file_keys, hold_out
 from mmspec.utils.files import read_prompts
+from mmspec.utils.screen import track
 
 _FIRST_SEED = 2 * 10**9  # of scenes that the mini's target was neither trained on nor is held out from
 

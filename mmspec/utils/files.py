@@ -227,7 +227,7 @@ def listed(folder: str | Path) -> list[Path]:
     return sorted(found)
 
 
-def named(paths: Sequence[str | Path], most: int = 8) -> str:
+def named_shortly(paths: Sequence[str | Path], most: int = 8) -> str:
     """Return some paths in a line: the first of them, and how many more there are."""
     shown = ", ".join(map(str, paths[:most]))
     return shown if len(paths) <= most else f"{shown} and {len(paths) - most:,} more"

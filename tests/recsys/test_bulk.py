@@ -272,9 +272,9 @@ def test_what_tells_recommenders_apart(home):
     told = load_recommender(str(home))
     base = recommendation_job_identity(told)
     assert base == recommendation_job_identity(load_recommender(str(home)))
-    assert base.keys() == {"target", "config", "catalogue", "drafter"}
+    assert base.keys() == {"target", "config", "generation config", "catalogue", "drafter"}
     assert recommendation_job_identity(load_recommender(str(home), drafter="none")) == {
-        key: base[key] for key in ("target", "config", "catalogue")
+        key: base[key] for key in ("target", "config", "generation config", "catalogue")
     }
     other = recommendation_job_identity(Recommender("other", shops.llama(seed=5), shops.catalogue(most=7), shops.llama(seed=6)))
     assert all(base[name] != other[name] for name in base)

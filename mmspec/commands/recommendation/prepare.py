@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
 
 from mmspec.commands import common
 from mmspec.utils.places import Writes
@@ -97,7 +96,7 @@ def prepare(
     show = common.console(False)
     show.print(f"{counts['users']:,} users with {counts['events']:,} events, {counts['items']:,} items", soft_wrap=True)
     for line in _left_out(found.summary):
-        show.print(escape(line), soft_wrap=True)
+        show.print(line, soft_wrap=True)
     shared = (
         f"{ids['items'] - ids['paths']:,} items share a path with another" if ids["paths"] < ids["items"] else "every item its own path"
     )

@@ -37,7 +37,7 @@ def data(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
 
 
-def settings(config: Any) -> str:
+def config_digest(config: Any) -> str:
     """Return the SHA-256 of a config, without where, by what and in which dtype it was stored.
 
     Args:
