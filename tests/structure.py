@@ -33,8 +33,6 @@ ROOMS = (
     ("cli",),
 )
 """From low to high: a room imports from rooms below it and from itself; rooms of one line do not import each other."""
-FILES = 30  # Python modules a folder holds at most, its `__init__.py` aside
-LINES = 600
 _EMPTY = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
@@ -160,10 +158,7 @@ def main() -> int:
     print(f"upward arrows: {len(wrong)}")
     for one, other in wrong:
         print(f"  {one} imports {other}")
-    large = {name: len(lines) for name, lines in found.items() if len(lines) > FILES}
-    long = {name: lines for name, lines in count.items() if lines > LINES}
-    print(f"folders over {FILES} modules: {large or 0}; modules over {LINES} lines: {long or 0}")
-    return int(bool(wrong or rings or inner or large or long))
+    return int(bool(wrong or rings or inner))
 
 
 if __name__ == "__main__":

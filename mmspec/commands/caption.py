@@ -208,7 +208,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], question: s
     if len(files) == 1 and Path(files[0]).is_dir():
         taken = {Path(files[0], name) for name in pictures_and_clips_in(files[0])}
         if skipped := [path for path in listed(files[0]) if path not in taken]:
-            common.note(escape(f"skipped, no picture or clip by its ending: {len(skipped)} ({named_shortly(skipped)})"))
+            common.note(f"skipped, no picture or clip by its ending: {len(skipped)} ({named_shortly(skipped)})")
     asking = CaptionJobSpec(
         config,
         tuple(files),
