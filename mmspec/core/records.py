@@ -1,5 +1,4 @@
 """The records that targets, drafters, rules and the decoding loop exchange. All are frozen.
-
 Shapes: B rows, N draft nodes, G draft tokens (N - roots), K kept, L committed, V vocabulary.
 """
 
