@@ -29,7 +29,7 @@ from mmspec.jobs.recommendations_job import RecommendationJobSpec, make_recommen
 from mmspec.minis.shop import Shop
 from mmspec.recsys import METHODS, Catalogue
 from mmspec.utils.files import whole
-from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, typed_length
 
 GROUP = 8192  # users made and written at a time
 LISTS = pa.list_(pa.int64())
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--method", "--mode", dest="mode", choices=METHODS, help="default strict with a drafter, plain without")
     parser.add_argument("--k", type=int, default=10)
     parser.add_argument("--width", type=int, help="beams drafted a level, default 4 k")
-    parser.add_argument("--draft-length", type=length_of, default="auto")
+    parser.add_argument("--draft-length", type=typed_length, default="auto")
     parser.add_argument("--unseen", action="store_true", help="leave out what a user's history holds")
     parser.add_argument("--only", help="a file with the items that may be recommended")
     parser.add_argument("--user-column", default="user_id")

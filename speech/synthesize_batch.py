@@ -30,7 +30,7 @@ from mmspec.speech.codecs.small import PatchCodec, PatchCodecConfig
 from mmspec.speech.families.codec_lm import CodecLM
 from mmspec.speech.families.letters import Letters
 from mmspec.speech.sound.files import SUBTYPES
-from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, typed_length
 
 
 def tiny() -> Speaker:
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--drafter", help="none, model, vadusa, lookup ..., or a folder; default: the mini's own model")
     parser.add_argument("--voice", help="of lines that name none")
     parser.add_argument("--accept", default="exact", help="a rule that `mmspec models` lists")
-    parser.add_argument("--draft-length", type=length_of, default="auto")
+    parser.add_argument("--draft-length", type=typed_length, default="auto")
     parser.add_argument("--temperature", type=float, help="default: the model's own")
     parser.add_argument("--top-k", type=int)
     parser.add_argument("--top-p", type=float, most=1)

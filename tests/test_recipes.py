@@ -13,7 +13,7 @@ import pytest
 
 from mmspec.cli import app
 from mmspec.run.config import RunSection
-from mmspec.utils.recipe_options import RecipeParser, length_of
+from mmspec.utils.recipe_options import RecipeParser, typed_length
 from tests.forked import Started
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def test_wrong_options_are_refused_in_one_line(path, parser_of, capsys):
     parser = parser_of(path)
     for action in (action for action in parser._actions if action.option_strings and action.nargs != 0):
         name, many = action.option_strings[0], action.nargs if isinstance(action.nargs, int) else 1
-        wrong = list(WRONG.values()) if action.type not in (None, Path) and action.type is not length_of else []
+        wrong = list(WRONG.values()) if action.type not in (None, Path) and action.type is not typed_length else []
         wrong += ["none of these"] if action.choices else []
         for value in wrong:
             if action.type is not None and action.type.__name__ in ("losses", "steps", "<lambda>"):

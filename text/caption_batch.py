@@ -23,14 +23,14 @@ from mmspec.jobs.rows import BATCHING
 from mmspec.loading.text import named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.text.inputs.clips import FrameSampling
-from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, typed_length
 
 
 def asked_for(args: argparse.Namespace) -> CaptionJobSpec:
     kind, path = named_drafter(args.drafter or ("model" if args.model == "mini" else "lookup"))
     config = Config(
         target=TargetSection(path="vlm" if args.model == "mini" else args.model, dtype=args.dtype, device=args.device),
-        drafter=DrafterSection(kind=kind, path=path, length=length_of(args.draft_length)),
+        drafter=DrafterSection(kind=kind, path=path, length=typed_length(args.draft_length)),
         accept=AcceptSection(kind=args.accept),
         run=RunSection(**{field.name: getattr(args, field.name) for field in fields(RunSection)}),
     )

@@ -23,7 +23,7 @@ from mmspec.jobs.text import Continue, text_job_identity
 from mmspec.loading.text import load_pair, named_drafter
 from mmspec.run.config import AcceptSection, Config, DrafterSection, RunSection, TargetSection
 from mmspec.utils.provenance import provenance
-from mmspec.utils.recipe_options import RecipeParser, length_of, run_recipe
+from mmspec.utils.recipe_options import RecipeParser, run_recipe, typed_length
 
 
 def make_job(args: argparse.Namespace) -> Job:
@@ -31,7 +31,7 @@ def make_job(args: argparse.Namespace) -> Job:
     kind, path = named_drafter(args.drafter)
     config = Config(
         target=TargetSection(path=args.model, dtype=args.dtype, device=Processes.here().device(args.device)),
-        drafter=DrafterSection(kind=kind, path=path, length=length_of(args.draft_length)),
+        drafter=DrafterSection(kind=kind, path=path, length=typed_length(args.draft_length)),
         accept=AcceptSection(kind=args.accept),
         run=RunSection(**{field.name: getattr(args, field.name) for field in fields(RunSection)}),
     )

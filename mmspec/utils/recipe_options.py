@@ -80,7 +80,7 @@ def _object(text: str) -> dict[str, Any]:
     return value
 
 
-def length_of(text: str) -> int | str:
+def typed_length(text: str) -> int | str:
     """A draft length as it was typed: a number, or a word that is judged where drafters are made."""
     return int(text) if text.lstrip("+-").isdecimal() else text
 

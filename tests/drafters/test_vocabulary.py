@@ -4,7 +4,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from mmspec.drafters.model.vocabulary import Overlap, texts_of
+from mmspec.drafters.model.vocabulary import Overlap, token_texts
 
 SPACED = [" the", " sun", " \u00e9t\u00e9", " x"]
 
@@ -28,7 +28,7 @@ def pieces(*more: str) -> PreTrainedTokenizerFast:
 def test_tokens_of_the_same_text_are_the_same(target, drafter):
     ours, theirs = target(*SPACED, " only ours"), drafter(*SPACED, " only theirs")
     overlap = Overlap.of_tokenizers(ours, theirs, len(ours.get_vocab()))
-    mine, other = texts_of(ours), texts_of(theirs)
+    mine, other = token_texts(ours), token_texts(theirs)
     found = {(mine[i], other[j]) for i, j in zip(overlap.to_target.tolist(), overlap.shared.tolist(), strict=True)}
     assert all(one == two for one, two in found)
     assert {(text.encode(), text.encode()) for text in (*SPACED, " ", "a")} <= found
@@ -47,7 +47,7 @@ def test_a_small_vocabulary_of_the_words_that_are_written_is_enough():
     ours, theirs = byte_level(*SPACED, *(f" rare{number}" for number in range(5000))), byte_level(*SPACED)
     known = set(Overlap.of_tokenizers(ours, theirs, len(ours.get_vocab())).to_target.tolist())
     assert len(known) < 0.1 * len(ours.get_vocab())
-    assert {i for i, text in texts_of(ours).items() if text in [each.encode() for each in SPACED]} <= known
+    assert {i for i, text in token_texts(ours).items() if text in [each.encode() for each in SPACED]} <= known
 
 
 def test_vocabularies_without_a_word_in_common_are_refused_in_one_line():

@@ -64,7 +64,7 @@ class Overlap:
             ValueError: if the drafter knows no token of the target but special ones, so that nothing it drafts could be accepted.
         """
         # SentencePiece numbers its bytes first, and a token goes before the byte of the same text
-        ours, theirs = texts_of(target), {text: j for j, text in sorted(texts_of(drafter).items())}
+        ours, theirs = token_texts(target), {text: j for j, text in sorted(token_texts(drafter).items())}
         known = {i: theirs[text] for i, text in ours.items() if text in theirs} | dict(also)
         both = [(i, j) for i, j in sorted(known.items()) if i < size and (own is None or j < own)]
         special = {*target.all_special_ids, *(i for i, _ in also), *never_generated_ids}
@@ -107,7 +107,7 @@ def _byte_letters() -> dict[str, int]:
     return {chr(byte): byte for byte in plain} | {chr(256 + place): byte for place, byte in enumerate(others)}
 
 
-def texts_of(tokenizer: Any) -> dict[int, bytes]:
+def token_texts(tokenizer: Any) -> dict[int, bytes]:
     """Return the text of every id of a tokenizer, whatever its way of writing spaces and bytes; the spelling where that is not known.
 
     Args:

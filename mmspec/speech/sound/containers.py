@@ -3,9 +3,10 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 SUFFIXES = (".m4a", ".mp4", ".m4b", ".aac", ".wma", ".webm", ".mka", ".mkv", ".mov", ".3gp", ".amr", ".ac3")
 """Endings of files that are read here."""
@@ -24,6 +25,8 @@ class Container:
     frames = 2**62  # how many there are is known at the end
 
     def __init__(self, path: str | Path):
+        import numpy as np
+
         try:
             import av  # pyright: ignore[reportMissingImports]
         except ImportError:
@@ -31,7 +34,7 @@ class Container:
                 f"audio file {path} is no WAV, FLAC, OGG or MP3, and reading {Path(path).suffix} needs PyAV: "
                 "pip install 'mmspec[video]', or convert it"
             ) from None
-        self.path, self.errors = path, (av.error.FFmpegError, OSError)
+        self.path, self.errors = path, (av.error.FFmpegError, OSError)  # pyright: ignore[reportAttributeAccessIssue]
         with self._told():
             self._file = av.open(str(path), options={"protocol_whitelist": "file"})
         if not self._file.streams.audio:
@@ -47,8 +50,10 @@ class Container:
     def __exit__(self, *error: object) -> None:
         self._file.close()
 
-    def read(self, frames: int, dtype: str = "float32", always_2d: bool = True) -> np.ndarray:
+    def read(self, frames: int, dtype: str = "float32", always_2d: bool = True) -> "np.ndarray":
         """Return the next samples, float32 [at most `frames`, channels]; none at the end."""
+        import numpy as np
+
         pieces, count = [self._rest], len(self._rest)
         with self._told():
             while count < frames and (block := next(self._blocks, None)) is not None:
@@ -58,7 +63,7 @@ class Container:
         self._rest = samples[frames:]
         return samples[:frames]
 
-    def _decoded(self, resampler: Any, stream: Any) -> Iterator[np.ndarray]:
+    def _decoded(self, resampler: Any, stream: Any) -> "Iterator[np.ndarray]":
         planes = None  # of floats, as the first frame's channels and rate are
         for frame in self._file.decode(stream):
             planes = planes or resampler(format="fltp", layout=frame.layout, rate=self.samplerate)
