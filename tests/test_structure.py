@@ -34,7 +34,7 @@ def test_files_are_read_in_one_sitting():
     assert not long
     for folder in MODALITIES:
         for recipe in (ROOT / folder).glob("*.py"):
-            assert len(recipe.read_text(encoding="utf-8").splitlines()) <= 150, f"{recipe.name}: recipes are at most 150 lines"
+            assert len(recipe.read_text(encoding="utf-8").splitlines()) <= 180, f"{recipe.name}: recipes are at most 180 lines"
 
 
 def test_ci_calls_the_readmes_test_command():
