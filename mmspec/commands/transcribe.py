@@ -202,6 +202,7 @@ def _run(
     from mmspec.jobs.engine import fingerprints
     from mmspec.loading.hearing import load_transcriber
     from mmspec.speech import transcribe as write_down
+    from mmspec.speech.recognition.prompted import extractor_of
 
     rejects: dict[Path, str] = {}
     files = _readable(files, rejects)  # before a model is loaded
@@ -211,7 +212,7 @@ def _run(
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / _SETTINGS, settings)
     options, stats, done_files, rows, seconds = _options(given), Stats(), [], [], 0.0
-    rate = pair.processor.feature_extractor.sampling_rate
+    rate = extractor_of(pair.processor).sampling_rate
     with common.progress("recordings", len(files)) as done:
         for first in range(0, len(files), PART):
             waves = _waves(files[first : first + PART], rate, rejects)

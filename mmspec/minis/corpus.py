@@ -15,7 +15,8 @@ def split(texts: Sequence[str]) -> HeldOut:
     """Hold every twentieth document out, unless one that begins alike is trained on: prompts are beginnings."""
     keys = [text[:_BEGINNING] for text in texts]
     parts = [[number for number in range(len(texts)) if (number % 20 == 0) == held] for held in (False, True)]
-    found = apart(*([keys[number] for number in part] for part in parts), "documents")
+    train, held = ([keys[number] for number in part] for part in parts)
+    found = apart(train, held, "documents")
     return HeldOut(tuple(parts[0]), tuple(parts[1][place] for place in found.held), found.keys)
 
 

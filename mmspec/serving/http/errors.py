@@ -169,9 +169,9 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _place(location: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
+def _place(location: Sequence[Any], given: Any) -> tuple[Any, ...]:
     """The fields of a place that pydantic names, without the forms of fields in between."""
-    found: list[int | str] = []
+    found: list[Any] = []
     for part in location:
         known = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int) and part < len(given)
         if known:

@@ -204,12 +204,14 @@ def sampling_of(config: Any, honoured: Collection[str] = DRAWS) -> SpeechSamplin
             continue
         if value and value != usual.get(name):
             raise ValueError(f"generation_config.{name} is {value!r}, which this family does not apply: set it to {usual.get(name)}")
-    found = {name: getattr(config, name, None) for name in (*DRAWS, "repetition_penalty", "guidance_scale") if name in honoured}
+    found: dict[str, Any] = {
+        name: getattr(config, name, None) for name in (*DRAWS, "repetition_penalty", "guidance_scale") if name in honoured
+    }
     found |= {name: usual.get(name) for name in ("temperature", "top_k") if name in found and found[name] is None}
     scale, penalty, least = (found.pop(name, None) for name in ("guidance_scale", "repetition_penalty", "min_p"))
     if not found.pop("do_sample", False):
         found, least = {"temperature": 0.0}, None
-    numbers = found | {"min_p": least, "repetition_penalty": penalty}
+    numbers: dict[str, Any] = found | {"min_p": least, "repetition_penalty": penalty}
     if lists := [name for name, value in numbers.items() if isinstance(value, list | tuple)]:
         raise ValueError(f"generation_config.{lists[0]} is {numbers[lists[0]]!r}: give one number")
     try:

@@ -69,7 +69,7 @@ class Emu3(ImageModel):
         if guided:
             own = inputs.get("negative_prompt_ids") is None and self.processor is not None
             away = (
-                tokens_on(self._tokenize(one_each(self.negative, len(ids))), device)
+                tokens_on(self._tokenize(one_each(self.negative or "", len(ids))), device)
                 if own
                 else negative_tokens(inputs, len(ids), device, "Emu3")
             )
