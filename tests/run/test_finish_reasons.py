@@ -84,6 +84,21 @@ def test_speech_says_that_it_was_cut():
             assert engine.submit(speaker.examples["texts"][0], **options).result(WAIT).finish_reasons == (expected,)
 
 
+def test_the_command_line_says_what_was_cut(tmp_path, capsys, monkeypatch):
+    from mmspec.cli import app
+
+    monkeypatch.chdir(tmp_path)
+    for words, cut in (((), False), (("--max-seconds", "0.3"), True)):
+        for form in ((), ("--json",)):
+            with pytest.raises(SystemExit):
+                app(["speech", "three five", *words, *form])
+            said = capsys.readouterr()
+            if form:
+                assert json.loads(said.out)["utterances"][0]["finish_reason"] == (LENGTH if cut else STOP)
+            else:
+                assert ("the sound was cut at --max-seconds 0.3" in said.err) == cut
+
+
 def test_an_end_that_the_limit_forced_is_no_end():
     """Dia's books are made to end within the longest duration, as the class does."""
     said = small_delay.say(small_delay.dia_target(), small_delay.TEXTS, temperature=0.0)

@@ -128,6 +128,7 @@ def test_speech_is_that_of_the_call(site, client):
         out = client.audio.speech.create(model="mini-speech", input=TEXT, voice="jackson", response_format=form, extra_body={"seed": 3})
         assert out.content == sound_bytes(wave, rate, form)
     assert out.response.headers["x-seed"] == "3"
+    assert out.response.headers["x-finish-reason"] == expected.finish_reasons[0] == "stop"
     assert out.response.headers["content-type"] == "audio/flac"
 
 
