@@ -169,12 +169,12 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _place(location: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
+def _place(location: Sequence[Any], given: Any) -> tuple[int | str, ...]:
     """The fields of a place that pydantic names, without the forms of fields in between."""
     found: list[int | str] = []
     for part in location:
-        known = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int) and part < len(given)
-        if known:
+        keys: Any = given if isinstance(given, Mapping) else range(len(given)) if isinstance(given, list) else ()
+        if part in keys:
             found.append(part)
             given = given[part]
     return tuple(found)
