@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from mmspec.core.result import DecodeError
-from mmspec.serving.model_thread import EngineClosed
+from mmspec.serving.closed import EngineClosed
 
 _LOG = logging.getLogger("mmspec.serving")
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
@@ -169,12 +169,12 @@ def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else str(value)
 
 
-def _place(location: Sequence[Any], given: Any) -> tuple[Any, ...]:
+def _place(location: Sequence[Any], given: Any) -> tuple[int | str, ...]:
     """The fields of a place that pydantic names, without the forms of fields in between."""
-    found: list[Any] = []
+    found: list[int | str] = []
     for part in location:
-        known = part in given if isinstance(given, Mapping) else isinstance(given, list) and isinstance(part, int) and part < len(given)
-        if known:
+        keys: Any = given if isinstance(given, Mapping) else range(len(given)) if isinstance(given, list) else ()
+        if part in keys:
             found.append(part)
             given = given[part]
     return tuple(found)
