@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 
 from mmspec.core.result import DecodeError
-from mmspec.serving.closed import EngineClosed
+from mmspec.serving.model_thread import EngineClosed
 
 _LOG = logging.getLogger("mmspec.serving")
 _TYPES = {401: "authentication_error", 408: "timeout_error", 429: "rate_limit_error", 504: "timeout_error"}
