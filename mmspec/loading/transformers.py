@@ -14,6 +14,7 @@ from typing import Any
 from mmspec.models import compat
 from mmspec.models.checkpoint_loading import loaded
 from mmspec.models.compat.shared_states import buildable
+from mmspec.utils.names import shown
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
 _THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
@@ -26,7 +27,7 @@ def dtype_of(name: str) -> Any:
     import torch
 
     if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(name)}; valid: {', '.join(DTYPES)}")
     return None if name == "auto" else getattr(torch, name)
 
 

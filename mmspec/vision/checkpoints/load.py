@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.utils.names import shown
 from mmspec.vision.checkpoints.llamagen import load_llamagen_file
 from mmspec.vision.checkpoints.own import DECODER, load_llamagen
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
@@ -52,7 +53,7 @@ def load_image_checkpoint(
         ValueError: for what cannot be loaded, and for arguments that this kind of checkpoint does not read.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: {', '.join(DTYPES)}")
     where, kind = Path(path).expanduser(), torch.float32 if dtype == "auto" else getattr(torch, dtype)
     unread = {"decoder": decoder, "captions": captions, "size": size}
     pictures = None if decoder is None else VQGANDecoder.load(decoder).to(device)
