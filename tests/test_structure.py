@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from rich.progress import Progress
+
+from mmspec.utils import screen
 from tests import structure
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +36,20 @@ def test_only_one_module_lets_rich_read_text_as_markup():
     recipes = [path for folder in MODALITIES for path in (ROOT / folder).glob("*.py")]
     knowing = {p.name for p in (*SOURCES, *recipes) if reads.search(_run_code(p.read_text(encoding="utf-8")))}
     assert knowing == {"screen.py"}
+
+
+def test_text_of_users_is_shown_as_it_is(capsys):
+    hostile = "[red]x[/nope] :smile: [/]"
+    with screen.spinner(hostile) as say:
+        say(hostile)
+    screen.console().print(hostile)
+    screen.console(stderr=True).print(hostile)
+    with Progress(screen.text_column(), console=screen.console()) as bars:
+        bars.add_task(hostile)
+    assert list(screen.track([1], hostile)) == [1]
+    shown = capsys.readouterr()
+    assert shown.out.count(hostile) >= 2
+    assert hostile in shown.err
 
 
 def _run_code(source: str) -> str:

@@ -88,8 +88,9 @@ def plan(
     """Predict which schedule, draft length and tree is fastest on given hardware: exact models of published schedules, and simulations."""
     given = dict(locals())
     common.check_counts(given, "free_columns")
-    common.check_counts(given, "rows", "tokens", most=1 << 14)  # every token of every row is simulated
-    common.check_counts(given, "stages", most=256)  # each is a device, and the schedules of all are simulated
+    common.check_counts(given, "rows", most=512)
+    common.check_counts(given, "tokens", most=1 << 14)  # every token of every row is simulated
+    common.check_counts(given, "stages", most=64)  # each is a device, and the schedules of all are simulated
     common.check_counts(given, "nodes", most=_MOST_NODES)
     _check_numbers(given)
     if exit_acceptance is not None and (stages or 1) < 2:

@@ -15,6 +15,7 @@ from mmspec.recsys.ngram import ItemNGram
 from mmspec.recsys.preparation.mapped_folder import CATALOGUE, MAPPED, read_catalogue
 from mmspec.recsys.retriever import Retriever
 from mmspec.utils.files import is_path
+from mmspec.utils.names import shown
 
 MINIS = {"mini": "recsys", "recsys": "recsys", "recsys-deep": "recsys-deep"}
 """Names of minis, and what `mmspec.load` calls them."""
@@ -58,7 +59,7 @@ def load_recommender(
         ValueError, FileNotFoundError: in one line, for what cannot be had.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: {', '.join(DTYPES)}")
     home = Path(name).expanduser()
     if name in MINIS:
         return _mini(name, catalogue, drafter, dtype, device)

@@ -12,6 +12,7 @@ from mmspec.models.checkpoint_loading import loaded
 from mmspec.run.registry import DRAFTERS
 from mmspec.speech.families.base import SpeechModel
 from mmspec.utils.files import is_path
+from mmspec.utils.names import shown
 
 MINIS = ("mini", "speech")
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -42,7 +43,7 @@ def load_speaker(name: str = "mini", drafter: str | None = None, dtype: str = "f
         ValueError, FileNotFoundError: in one line, for what cannot be had.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: {', '.join(DTYPES)}")
     found = _parts(name)
     kind = torch.float32 if dtype == "auto" else getattr(torch, dtype)
     target = found["target"]

@@ -16,6 +16,7 @@ from mmspec.models import compat
 from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, loaded
 from mmspec.models.compat.shared_states import buildable
 from mmspec.utils.files import is_path, whole_folder
+from mmspec.utils.names import shown
 from mmspec.utils.private_copy import drop_earlier, kept_version
 
 _FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
@@ -29,7 +30,7 @@ def dtype_of(name: str) -> Any:
     import torch
 
     if name not in DTYPES:
-        raise ValueError(f"unknown dtype {name!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(name)}; valid: {', '.join(DTYPES)}")
     return None if name == "auto" else getattr(torch, name)
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmspec import minis
 from mmspec.utils.files import is_path
+from mmspec.utils.names import shown
 from mmspec.vision.checkpoints.drafters import is_image_drafter, load_image_drafter
 from mmspec.vision.checkpoints.latents import load_latent_drafter
 from mmspec.vision.checkpoints.load import DTYPES, load_image_checkpoint
@@ -76,7 +77,7 @@ def load_image_model(
 
     FileNotFoundError or ValueError, in one line, for what cannot be had."""
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: {', '.join(DTYPES)}")
     where, own = Path(name).expanduser(), {"decoder": decoder, "captions": captions}
     if name in MINIS:
         _refuse(name, **own)

@@ -200,8 +200,8 @@ def _histories(name: str, value: Any) -> None:
 
 def _device(name: str, value: Any) -> None:
     try:
-        torch.device(value)
-    except (RuntimeError, TypeError):
+        torch.device(value if isinstance(value, str | torch.device) else "")
+    except RuntimeError:
         raise wrong(name, value, "give a device such as cpu or cuda:0") from None
 
 
@@ -258,6 +258,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "capture": _flag,
     "catalogue": _catalogue,
     "couple": _called,
+    "decoder": _place,
     "device": _device,
     "draft_length": _draft_length,
     "drafter": _drafter,
@@ -273,6 +274,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "max_queue": _whole(1, MOST_TOKENS),
     "max_rows": _whole(1, MOST_TOKENS),
     "max_seconds": _number("a number of seconds above 0", lambda value: 0 < value < inf),
+    "num_images_per_prompt": _whole(1, 1 << 16),
     "on_sound": _called,
     "on_step": _called,
     "path": _place,

@@ -153,6 +153,7 @@ ALSO: dict[str, tuple[str, ...]] = {
     "draft_length": ("levels",),
     "drafter": ("draft", "head", "method"),
     "drafter_tokenizer": ("tokenizer",),
+    "history": ("item",),
     "histories": ("histor", "item", "prompt"),
     "inputs": ("input", "mask", "prompt", "ids", "rows"),
     "mode": ("method",),
@@ -182,7 +183,7 @@ ALSO: dict[str, tuple[str, ...]] = {
 
 UNCHECKED = {"path", "row", "shelf"}
 """Look-ups that a search calls for every beam."""
-LATE = ("vision.accelerate", "vision.speculate", "recsys.rank_candidates")
+LATE = ("vision.accelerate", "vision.speculate", "recsys.rank_candidates", "text.aligned_drafter", "recsys.Catalogue.of_codes")
 """Calls that compare some arguments with a request that is not there yet, or take any number of items."""
 MADE = ("ItemNGram", "PipelineOutput", "Retriever", "SpeechQuality", "Transcription")
 """Records that calls or alternative constructors make."""

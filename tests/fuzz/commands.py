@@ -177,7 +177,7 @@ def wrong_options(folder: Path) -> dict[str, tuple[list[str], dict[str, tuple[st
     plan |= {"--acceptance": (*BAD_FLOATS, "0.8,", "2", *_files(folder, "json")), "--exit-acceptance": (*BAD_FLOATS, "0.5")}
     page = {name: serving[name] for name in ("--text", "--drafter", "--port", "--host")}
     page |= {"--draft-length": (*BAD_LENGTHS, "thompson"), "--seed": SEED, "--device": BAD_DEVICES}
-    return {
+    return {  # pyright: ignore[reportReturnType]
         "plan": (["--target-ms", "30", "--draft-ms", "3", "--acceptance", "0.8"], plan),
         "text": (["Story:", "--max-new-tokens", "2"], text | {"--audio": _files(folder, "wav"), "--chat": ("",), "--stop": ("",)}),
         "text --input": (

@@ -4,6 +4,6 @@ from tests.fuzz.calls import run
 
 
 def test_no_call_ends_unclearly(tmp_path):
-    report = run(tmp_path, share=0.1)
+    report = run(tmp_path, share=0.07)
     assert report.counts.total() >= 800
     assert report.clear, report.table("calls")

@@ -30,7 +30,7 @@ class Counting(LogitsProcessor):
 OURS = {
     "n-grams": known.NoRepeatNGramLogitsProcessor(2),
     "penalty": known.RepetitionPenaltyLogitsProcessor(1.5),
-    "bias": known.SequenceBiasLogitsProcessor({(7, 9): 5.0, (11,): -4.0}),
+    "bias": known.SequenceBiasLogitsProcessor([[[7, 9], 5.0], [[11], -4.0]]),
     "typical": known.TypicalLogitsWarper(0.9),
     "prefix": known.PrefixConstrainedLogitsProcessor(lambda row, ids: list(range(int(ids[-1]) % 3, 200, 2)), 1),
     "stateless": Stateless(),

@@ -24,7 +24,7 @@ from mmspec.speech.recognition.transcript import Transcript, Transcription, join
 from mmspec.speech.recognition.voice_activity import speech_parts
 from mmspec.speech.recognition.whisper import transcribe_whisper
 from mmspec.speech.sound.audio import read_sound
-from mmspec.utils.names import wrong
+from mmspec.utils.names import shown, wrong
 
 Sound = str | Path | Tensor
 WINDOW = 30
@@ -164,9 +164,9 @@ class _Collected:
 def _check(model: Any, task: str, timestamps: str | None, batch_size: int) -> None:
     check_recogniser(model)
     if task not in TASKS:
-        raise ValueError(f"unknown task {task!r}; valid: {', '.join(TASKS)}")
+        raise ValueError(f"unknown task {shown(task)}; valid: {', '.join(TASKS)}")
     if timestamps not in TIMES:
-        raise ValueError(f"unknown timestamps {timestamps!r}; valid: None, 'segment', 'word'")
+        raise ValueError(f"unknown timestamps {shown(timestamps)}; valid: None, 'segment', 'word'")
     if not isinstance(batch_size, int) or batch_size < 1:
         raise ValueError(f"batch_size is {batch_size!r}: give a whole number of at least 1")
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmspec.models.checkpoint_loading import CONFIG, READER, contents_of, loaded
 from mmspec.utils.files import is_path
+from mmspec.utils.names import shown
 from mmspec.utils.weights import own_memory
 from mmspec.vision.checkpoints.llamagen import load_llamagen_file
 from mmspec.vision.checkpoints.own import DECODER, load_llamagen
@@ -54,7 +55,7 @@ def load_image_checkpoint(
         ValueError: for what cannot be loaded, and for arguments that this kind of checkpoint does not read.
     """
     if dtype not in DTYPES:
-        raise ValueError(f"unknown dtype {dtype!r}; valid: {', '.join(DTYPES)}")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: {', '.join(DTYPES)}")
     where, kind = Path(path).expanduser(), torch.float32 if dtype == "auto" else getattr(torch, dtype)
     if not where.exists() and (isinstance(path, Path) or is_path(path) or where.suffix in FILES):
         raise FileNotFoundError(f"{path} does not exist: give a folder with config.json and weights, a file of LlamaGen, or a hub name")

@@ -9,6 +9,7 @@ from PIL import Image
 from torch import Tensor
 
 from mmspec.models.checkpoint_loading import loaded
+from mmspec.utils.names import shown
 from mmspec.vision.checkpoints.vqgan import ConvolutionalDecoder, checkpoint_tensors
 from mmspec.vision.continuous.nextstep import NextStep, nextstep_config
 from mmspec.vision.continuous.nextstep_pictures import NextStepPictures
@@ -92,7 +93,7 @@ def load_nextstep(
     if not (where / "config.json").is_file():
         raise FileNotFoundError(f"{where} has no config.json: give the folder of a NextStep-1 checkpoint")
     if dtype not in ("float32", "bfloat16", "float16"):
-        raise ValueError(f"unknown dtype {dtype!r}; valid: float32, bfloat16, float16")
+        raise ValueError(f"unknown dtype {shown(dtype)}; valid: float32, bfloat16, float16")
     config = nextstep_config(json.loads((where / "config.json").read_text(encoding="utf-8")))
     try:
         model = loaded(NextStep, where, config=config, dtype=getattr(torch, dtype)).to(device).eval()

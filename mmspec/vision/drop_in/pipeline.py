@@ -13,6 +13,7 @@ from mmspec.core.decode import each
 from mmspec.core.stats import Stats
 from mmspec.run.arguments import public_call
 from mmspec.utils.files import whole_folder
+from mmspec.utils.names import shown
 from mmspec.vision.checkpoints.load import load_image_checkpoint
 from mmspec.vision.checkpoints.save import save_image_checkpoint
 from mmspec.vision.codes.methods import Method
@@ -195,7 +196,7 @@ class ImagePipeline:
             ValueError: for invalid arguments.
         """
         if output_type not in OUTPUTS:
-            raise ValueError(f"output_type is {output_type!r}: give one of {', '.join(OUTPUTS)}")
+            raise ValueError(f"output_type is {shown(output_type)}: give one of {', '.join(OUTPUTS)}")
         if num_images_per_prompt < 1:
             raise ValueError(f"num_images_per_prompt is {num_images_per_prompt}: give at least 1")
         if (height is None) != (width is None):
