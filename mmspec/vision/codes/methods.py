@@ -3,7 +3,8 @@
 | name | draft tokens | rule | exactness |
 |---|---|---|---|
 | plain | none | plain sampling | token-exact |
-| jacobi | a window drawn by the target's own noise; its far end copies known cells above or to the left | coupled | token-exact |
+| jacobi | a window drawn by the target's own noise; its far end begins with the codes that the model's pictures have there most often,
+  or, before there are any, copies known cells above or to the left | coupled | token-exact |
 | sjd | a window drawn afresh every round (Teng et al. 2025, arXiv 2410.01699) | token | distribution-exact |
 | scd, scd-gumbel | a window that keeps what it can: maximal coupling, shared Gumbel numbers (2510.24211) | token | distribution-exact |
 | sjd-pac | a coupled window that begins as a tree (2603.18599) | siblings without replacement | distribution-exact |
@@ -24,7 +25,7 @@ Settings of the relaxed ones that were published: `mmspec.vision.codes.published
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -53,6 +54,7 @@ from mmspec.drafters.shapes import draw_without_replacement as drawn_siblings
 from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.vision.codes.pjd import PJD
+from mmspec.vision.codes.usual import known_codes
 from mmspec.vision.codes.vvs import Unverified
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -136,7 +138,10 @@ class Method:
         check_pairing(self.couple, rule)
         if self.siblings > 1:
             return _proactive(model, self, window)
-        return Window(model.raster, self.couple, self.init, window)
+        init = self.init
+        if init.from_pictures:
+            init = replace(init, codes=known_codes(model.model, model.raster, model.usual_codes, rule))
+        return Window(model.raster, self.couple, init, window)
 
 
 def short(value: Any) -> str:
@@ -188,7 +193,7 @@ def _unverified(model: ImageModel) -> Walk:
 
 METHODS: dict[str, Method] = {
     "plain": Method(),
-    "jacobi": Method(couple=couplers.target_noise, init=initialisers.up_left),
+    "jacobi": Method(couple=couplers.target_noise, init=initialisers.usual),
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),

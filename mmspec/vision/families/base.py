@@ -33,6 +33,7 @@ class ImageModel(ABC):
         codebook: [K, d] vectors of the codes, normalised where the quantiser normalises; None if unknown.
         drafter: the trained net that methods draft with when none is given.
         assistant: the smaller image model that methods draft with when none is given.
+        usual_codes: the codes that its pictures have most often at each output position, FREE at controls; None if unknown.
     """
 
     model: Any
@@ -41,6 +42,7 @@ class ImageModel(ABC):
     codebook: Tensor | None = None
     drafter: Any = None  # the trained net that methods draft with when none is given
     assistant: Any = None  # the smaller image model that methods draft with when none is given
+    usual_codes: tuple[int, ...] | None = None
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:
