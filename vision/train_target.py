@@ -11,6 +11,9 @@ goes on; delete the folder to start again.
 A caption's few nats are spread over hundreds of codes, so that a target learns late to follow captions. --attributes adds a loss by
 which its middle layer tells the attributes at every place (mmspec/train/pictures/attributes.py), falling to 0 in two thirds of the steps;
 --reading trains with this loss first, on the first codes of pictures alone, which is thirty times as fast.
+
+The code that stands most often at each place of the training pictures is written beside the target: the drafts of its pictures begin with
+it. --count writes these alone, for a target that is there.
 """
 
 import json
@@ -21,6 +24,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from mmspec.core.processors.raster import Raster
 from mmspec.minis.picture_sets.coded import CodedPictures, begun_target, code_pictures, new_target
 from mmspec.minis.picture_sets.options import add_picture_options, read_pictures, resolve_picture_options
 from mmspec.minis.picture_sets.sets import random_pictures
@@ -31,11 +35,19 @@ from mmspec.train.pictures.attributes import AttributeLoss
 from mmspec.train.states.identity import keyed
 from mmspec.utils.files import write_json
 from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
+from mmspec.vision.checkpoints.own import USUAL_CODES
 from mmspec.vision.codes import tokenizer as tokens
+from mmspec.vision.codes.usual import usual_codes
 from mmspec.vision.families.llamagen import WORDS, caption_words
 
 WIDTHS, ROWS, DROPPED, EXAMPLES, OPENING = {"fashion": 128}, {"fashion": 64}, 0.1, 16, 9
 SIZES = ("width", "layers", "dropout", "words", "prefix_attention")
+
+
+def write_usual_codes(found: CodedPictures, folder: Path) -> None:
+    codes = found.codes.flatten(0, 1).long()
+    side = round(codes.shape[1] ** 0.5)
+    write_json(folder / USUAL_CODES, usual_codes(codes, Raster.grid(side, side, int(codes.max()) + 1)))
 
 
 def main() -> None:
@@ -52,6 +64,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, help="pictures a step; default 32, and 64 for fashion")
     parser.add_argument("--steps", type=int, default=2500)
     parser.add_argument("--precision", choices=("bf16", "no"), default="bf16")
+    parser.add_argument("--count", action="store_true", help="train nothing: count the codes of the pictures for the target in OUT")
     parser.add_argument("--smoke", action="store_true", help="two steps of a tiny model, on random pictures where none are given")
     args = parser.parse_args()
     refuse_several_processes()
@@ -77,6 +90,9 @@ def main() -> None:
             parser.error(f"pictures {args.pictures} has no classes and no captions: give subfolders, or captions.jsonl")
         torch.save(asdict(code_pictures(data, vq, args.mirror or args.set == "fashion")), table)
     found = CodedPictures(**torch.load(table))
+    if args.count:
+        write_usual_codes(found, args.out / "target")
+        return
     split = apart(array_keys(found.codes[:, 0]), array_keys(found.held_codes), "pictures")
     judged = list(split.held[:256])
     sizes = {name: value for name in SIZES if (value := getattr(args, name)) is not None}
@@ -131,6 +147,7 @@ def main() -> None:
     for part, model in (("target", writer.target), ("captions", writer.encoder)):
         if model is not None:
             model.half().save_pretrained(args.out / part)
+    write_usual_codes(found, args.out / "target")
     if writer.tokenizer is not None:
         writer.tokenizer.save_pretrained(args.out / "captions")
         texts = [text for some in found.conditions for text in some]

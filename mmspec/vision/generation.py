@@ -32,6 +32,7 @@ from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import names_method
 from mmspec.vision.codes.rows import generate_rows
 from mmspec.vision.codes.runs import CommittedRuns
+from mmspec.vision.codes.usual import code_record
 from mmspec.vision.continuous.generation import WINDOW as TOKENS
 from mmspec.vision.continuous.generation import generate_continuous
 from mmspec.vision.continuous.latents import Sampling
@@ -175,6 +176,7 @@ def generate(
         control=plan.control,
         on_step=each(watch, on_step),
     )
+    code_record(found.model, found.raster).add(out.tokens)
     return _pictures(found, out, watch.picture())
 
 

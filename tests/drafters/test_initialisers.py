@@ -1,5 +1,7 @@
 """Round by round, every draft token's recorded distribution against a plain reading of the rules, position by position."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -11,14 +13,16 @@ from mmspec.core.rules.match import Match
 from mmspec.core.rules.token import Token
 from mmspec.core.stopping import DefaultStopping
 from mmspec.drafters.jacobi.couplers import fresh, gumbel, maximal
-from mmspec.drafters.jacobi.initialisers import INITIALISERS, carried, left, uniform, up, up_left
+from mmspec.drafters.jacobi.initialisers import INITIALISERS, carried, left, uniform, up, up_left, usual
 from mmspec.drafters.jacobi.windows import Window
 from tests.drafters.rasters import OPEN, Rows, tables, under
 from tests.oracles.tables import Table
 
 RASTER = Raster.grid(3, 2, 2, row_end=2)  # row ends at 2, 5 and 8
 BARE = Raster.grid(4, 2, 3)
-INIT = pytest.mark.parametrize("init", INITIALISERS.values(), ids=INITIALISERS)
+_CODES = replace(usual, name="codes", codes=(1, 0, FREE, 1, FREE, 0, 1, 1, 0))
+INITS = {**INITIALISERS, "codes": _CODES}
+INIT = pytest.mark.parametrize("init", INITS.values(), ids=INITS)
 
 
 def neighbour(places, position: int, edge: int) -> int:
@@ -40,11 +44,13 @@ def expected(
     eye, walks = torch.eye(raster.values, dtype=torch.float64), []
     if raster.forced[position] != FREE:
         return eye[raster.forced[position]]
+    if init.codes is not None and init.codes[position] != FREE:
+        return eye[init.codes[position]]
     if init is left:
         walks = [either(raster.left, raster.up)]
     if init is up:
         walks = [either(raster.up, raster.left)]
-    if init is up_left:
+    if init in (up_left, usual):
         walks = [raster.up, raster.left]
     if init is carried:
         walks = [raster.up]
@@ -64,6 +70,7 @@ def test_the_recorded_distribution_is_what_the_rules_say(raster, couple, init):
     rows, size, most = 6, 6, 8
     table = tables(7, length=8)
     table = under(raster, table) if raster.controls else table
+    init = init if init.codes is None else replace(init, codes=init.codes[: raster.length])
     stopping, noise = DefaultStopping(rows, most), Noise.from_seed(0, rows)
     steps = decode(
         Rows(table),
@@ -136,6 +143,19 @@ def test_what_does_not_fit_is_refused_in_one_line():
         with pytest.raises(ValueError, match="give the window a raster"):
             Window(None, init=init)
     Window(None, init=uniform)
+    for codes in ((0,) * 8, (2,) * 9, (-2,) * 9):
+        with pytest.raises(ValueError, match=rf"{len(codes)} usual codes up to .*: give 9, each below 2"):
+            next(
+                decode(
+                    Rows(tables(3, length=8)),
+                    Window(RASTER, init=replace(usual, codes=codes), window=4),
+                    Token(),
+                    1,
+                    stopping=DefaultStopping(1, 8),
+                    noise=Noise.from_seed(0, 1),
+                    control=Fixed(3),
+                )
+            )
     wide = Rows(Table.random(4, 7, seed=1))
     with pytest.raises(ValueError, match="over 4 values, the raster has 3"):
         list(decode(wide, Window(OPEN), Match(), 1, stopping=DefaultStopping(1, 5), noise=Noise.from_seed(0, 1), control=Fixed(3)))

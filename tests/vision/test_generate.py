@@ -1,11 +1,13 @@
 """`mmspec.vision.generate`: one call over models and methods."""
 
+from copy import copy
 from dataclasses import replace
 
 import pytest
 import torch
 
 from mmspec.core.processors.history import History
+from mmspec.core.processors.raster import FREE, Raster
 from mmspec.core.rules.lossy.cool_sd import CoolSD
 from mmspec.core.rules.token import Token
 from mmspec.drafters.jacobi.windows import WindowSession
@@ -13,6 +15,7 @@ from mmspec.drafters.shapes import Chain
 from mmspec.models.guidance import Guided
 from mmspec.train.distillation import RecordedWindow, unroll
 from mmspec.vision import METHODS, generate
+from mmspec.vision.codes.usual import code_record, usual_codes
 from mmspec.vision.families.llamagen import LlamaGenPictures
 from tests.vision.small_nets import guided_model
 
@@ -140,7 +143,7 @@ def test_automatic_windows_keep_the_picture_where_it_does_not_depend_on_them(mod
     assert torch.equal(plain.tokens, generate(model, [0, 1], method="jacobi", window="auto", seed=2).tokens)
 
 
-@pytest.mark.parametrize("init", ["uniform", "left", "up", "up-left", "carried"])
+@pytest.mark.parametrize("init", ["uniform", "left", "up", "up-left", "carried", "usual"])
 def test_every_initialiser_leaves_jacobi_exact(model, init):
     plain = generate(model, [0, 1], method="plain", seed=2)
     assert torch.equal(plain.tokens, generate(model, [0, 1], method="jacobi", window=12, init=init, seed=2).tokens)
@@ -226,3 +229,38 @@ def test_a_window_takes_the_draws_that_its_couple_would_make(window, monkeypatch
     monkeypatch.setattr(WindowSession, "propose", propose)
     generate(guided_model(), [0, 1, 2], method="jacobi", window=window, guidance=2.0, seed=5)
     assert sum(checked) > 20
+
+
+def test_pictures_begin_with_the_codes_of_earlier_ones_and_stay_the_same():
+    model, options = guided_model(), {"window": 9, "seed": 3, "init": "usual"}
+    record = code_record(model.model, model.raster)
+    assert record.codes is None
+    plain = generate(model, [0, 1], method="plain", seed=3)
+    assert record.codes == usual_codes(plain.sequences, model.raster)
+    assert torch.equal(generate(model, [0, 1], **options).tokens, plain.tokens)
+    right = copy(model)
+    right.usual_codes = tuple(plain.sequences[0].tolist())
+    out = generate(right, [0], **options)
+    assert torch.equal(out.tokens, plain.tokens[:1])
+    assert out.stats.row_calls == 3  # 25 codes, 9 a forward: every draft token was the right one
+    small = copy(model)
+    small.usual_codes = (0, 1)  # of another raster
+    assert torch.equal(generate(small, [0, 1], **options).tokens, plain.tokens)
+
+
+def test_the_usual_code_is_the_one_that_several_pictures_share():
+    raster = Raster.grid(2, 2, 6, row_end=6)
+    one = torch.tensor([[0, 4, 6, 5, 4, 6]])
+    assert usual_codes(one, raster) == (4, 4, FREE, 4, 4, FREE)  # the commonest of the only picture
+    more = torch.tensor([[0, 1, 6, 5, 2, 6], [0, 3, 6, 5, 2, 6], [1, 4, 6, 4, 0, 6]])
+    assert usual_codes(more, raster) == (0, 0, FREE, 5, 2, FREE)
+
+
+def test_pictures_that_depend_on_their_drafts_never_begin_with_earlier_ones():
+    seen = guided_model()
+    options = {"method": "scd", "init": "usual", "window": 9, "seed": 3}
+    first = generate(seen, [0, 1], **options)
+    generate(seen, [2, 1], method="plain", seed=8)
+    again = generate(seen, [0, 1], **options)
+    assert torch.equal(first.tokens, again.tokens)
+    assert first.stats.row_calls == again.stats.row_calls

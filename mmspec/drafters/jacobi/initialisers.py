@@ -1,14 +1,16 @@
 """Initialisers: what is drafted at positions without a distribution, at the far end of a window and in the first round.
 
 In a picture a cell may copy its neighbour to the left or above (Teng et al. 2025). Where that neighbour is unknown too, the nearest known
-one in the same direction is used; committed values and values drafted from a distribution are known. The recorded distribution is the one
-a draft token was drawn from: uniform over the codes, a point mass on the neighbour's value, an equal mixture of both neighbours, or the
-distribution of the value above. Forced controls are drafted as such.
+one in the same direction is used; committed values and values drafted from a distribution are known. Or a cell begins with the code that
+stands there most often in the model's pictures: then the distributions of the first round follow a plausible picture, not noise. The
+recorded distribution is the one a draft token was drawn from: uniform over the codes, a point mass on the neighbour's value or the usual
+code, an equal mixture of both neighbours, or the distribution of the value above. Forced controls are drafted as such.
 """
 
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -24,18 +26,22 @@ _COIN = 1  # the branch of the round's draft token noise that chooses between ne
 
 @dataclass(frozen=True)
 class Initialiser:
-    """Copies from neighbours.
+    """Copies from neighbours, or from other pictures.
 
     Args:
         name: name of the initialiser.
         walks: directions to search for the nearest known neighbour, each with fallbacks. Several walks are equally likely; without any, or
             where all lead out of the picture, codes are drawn uniformly.
         distributions: copy the distribution the neighbour was drawn from instead of its value.
+        codes: the code to draft at each output position, in place of a neighbour's; FREE for a uniform one.
+        from_pictures: `codes` are to be those that a model's pictures have there most often, if such are known.
     """
 
     name: str
     walks: tuple[tuple[str, ...], ...] = ()
     distributions: bool = False
+    codes: tuple[int, ...] | None = None
+    from_pictures: bool = False
 
 
 uniform = Initialiser("uniform")
@@ -43,7 +49,8 @@ left = Initialiser("left", (("left", "up"),))
 up = Initialiser("up", (("up", "left"),))
 up_left = Initialiser("up-left", (("up",), ("left",)))
 carried = Initialiser("carried", (("up",),), distributions=True)
-INITIALISERS = {init.name: init for init in (uniform, left, up, up_left, carried)}
+usual = Initialiser("usual", up_left.walks, from_pictures=True)
+INITIALISERS = {init.name: init for init in (uniform, left, up, up_left, carried, usual)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +117,8 @@ class Board:
         distributions."""
         self.raster, self.grammar, self.init, self.dtype = raster, Grammar(raster), init, dtype
         self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes values that are not read
-        self.sources = _sources(raster, init.walks, window, like.device) if init.walks else None
+        self.codes = None if init.codes is None else _codes(raster, init.codes, like.device)
+        self.sources = _sources(raster, init.walks, window, like.device) if init.walks and self.codes is None else None
         self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
         self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, the last one not read
 
@@ -147,6 +155,8 @@ class Board:
         """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
         distribution.
         """
+        if self.codes is not None:
+            return self.codes[ahead.position.clamp(max=self.raster.length - 1)][..., None]
         if self.init.distributions or self.sources is None:
             return None
         source = self._nearest(ahead)
@@ -192,6 +202,14 @@ class Board:
             latest = new & (steps >= verdict.count[:, None] - self.reach)
             slot = torch.where(latest, position % self.reach, self.reach)[:, : drawn_from.shape[1]]
             self.ring.scatter_(1, slot[..., None].expand(-1, -1, size), scored.p.at(drawn_from).scores)
+
+
+@lru_cache(maxsize=64)
+def _codes(raster: Raster, codes: tuple[int, ...], device: torch.device) -> Tensor:
+    """[T] the code to draft at every output position, FREE at controls and where there is none."""
+    if len(codes) != raster.length or not all(FREE <= code < raster.codes for code in codes):
+        raise ValueError(f"{len(codes)} usual codes up to {max(codes, default=FREE)}: give {raster.length}, each below {raster.codes}")
+    return torch.tensor([code if forced == FREE else FREE for code, forced in zip(codes, raster.forced, strict=True)], device=device)
 
 
 def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.device) -> list[Tensor]:

@@ -25,6 +25,7 @@ from mmspec.serving.models.base import RequestOutput
 from mmspec.serving.models.rows import by_rows, check_greedy, check_one_row, first_control, shared_rule
 from mmspec.vision.codes.methods import Method
 from mmspec.vision.codes.registry import method_of
+from mmspec.vision.codes.usual import code_record
 from mmspec.vision.continuous.methods import continuous_model
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
@@ -128,6 +129,7 @@ class PictureOutput(RequestOutput):
         """Return the picture; see `RequestOutput.result`."""
         out = super().result(tokens, stats)
         runs = self.model.picture(torch.tensor([self.runs]))
+        code_record(self.model.model, self.model.raster).add(out.tokens)
         return Pictures(self.model.picture(out.tokens), out.lengths, stats, self.model, out.tokens, runs)
 
 

@@ -14,7 +14,7 @@ from mmspec.utils.weights import load_file
 from mmspec.vision.checkpoints.vqgan import VQGANDecoder
 from mmspec.vision.families.llamagen import WORDS, LlamaGenPictures, T5Captions
 
-DECODER = "decoder.safetensors"
+DECODER, USUAL_CODES = "decoder.safetensors", "usual_codes.json"
 
 
 @dataclass(frozen=True)
@@ -69,12 +69,15 @@ def load_llamagen(folder: Path) -> tuple[LlamaGenPictures, dict[str, Any]]:
     else:
         codebook = None if decoder is None else decoder.codebook
     options: dict[str, Any] = {"to_pictures": decoder, "codebook": codebook, "captions": captions, "labels": labels}
+    counted = folder / "target" / USUAL_CODES
+    usual = tuple(json.loads(counted.read_text(encoding="utf-8"))) if counted.exists() else None
     drafters: dict[str, Any] = {}
     for path in sorted((folder / "drafters").glob("*/config.json")):
         small = json.loads(path.read_text(encoding="utf-8")).get("model_type") == "llamagen"
         place = path.parent
         drafters[place.name] = LlamaGenPictures(_llamagen(place), **options) if small else load_drafter(place, model)
-    return LlamaGenPictures(model, **options, drafter=drafters.get("eagle1"), assistant=drafters.get("model")), drafters
+    eagle, small = drafters.get("eagle1"), drafters.get("model")
+    return LlamaGenPictures(model, **options, drafter=eagle, assistant=small, usual_codes=usual), drafters
 
 
 def load_small_llamagen(folder: Path, target: LlamaGenPictures) -> LlamaGenPictures:

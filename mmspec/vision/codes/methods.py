@@ -24,7 +24,7 @@ Settings of the relaxed ones that were published: `mmspec.vision.codes.published
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import nn
@@ -54,6 +54,7 @@ from mmspec.drafters.trees.search import ExpandRerank
 from mmspec.drafters.trees.static import StaticTree, Template
 from mmspec.utils.strict import strict
 from mmspec.vision.codes.pjd import PJD
+from mmspec.vision.codes.usual import known_codes
 from mmspec.vision.codes.vvs import Unverified
 from mmspec.vision.codes.zipar import ZipAR
 from mmspec.vision.families.base import ImageModel
@@ -138,7 +139,10 @@ class Method:
         check_pairing(self.couple, rule)
         if self.siblings > 1:
             return _proactive(model, self, window)
-        return Window(model.raster, self.couple, self.init, window)
+        init = self.init
+        if init.from_pictures:
+            init = replace(init, codes=known_codes(model.model, model.raster, model.usual_codes, rule))
+        return Window(model.raster, self.couple, init, window)
 
 
 def short(value: Any) -> str:

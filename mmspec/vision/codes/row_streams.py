@@ -137,8 +137,9 @@ class RowStreamStopping(DefaultStopping):
         self.pending = self._schedule()
         return replace(verdict, pending=self.pending)
 
-    def _close(self, committed: Committed) -> None:
-        """A lane without a pending token may only be waiting: lanes end when all their values are committed."""
+    def _close(self, committed: Committed) -> Committed:
+        """Return the round: a lane without a pending token may only be waiting, and lanes end when all their values are committed."""
+        return committed
 
     def _write(self, board: Tensor, verdict: Verdict, what: Tensor) -> None:
         """`what` [L, K] of the values committed this round on `board` [B, T + 1]."""

@@ -35,6 +35,7 @@ class ImageModel(ABC):
         drafter: the trained net that methods draft with when none is given.
         assistant: the smaller image model that methods draft with when none is given.
         negative: the text, or one a prompt, that guidance leads away from; None for models without negative texts.
+        usual_codes: the codes that its pictures have most often at each output position, FREE at controls; None if unknown.
     """
 
     model: Any
@@ -44,6 +45,7 @@ class ImageModel(ABC):
     drafter: Any = None  # the trained net that methods draft with when none is given
     assistant: Any = None  # the smaller image model that methods draft with when none is given
     negative: str | Sequence[str] | None = None
+    usual_codes: tuple[int, ...] | None = None
 
     @abstractmethod
     def encode(self, prompts: Sequence[Any] | Any, guided: bool) -> Prompt:

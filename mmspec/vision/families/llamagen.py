@@ -86,6 +86,7 @@ class LlamaGenPictures(ImageModel):
         labels: one name a class, for class models.
         drafter: the trained net that methods draft with when none is given.
         assistant: the smaller image model that methods draft with when none is given.
+        usual_codes: the codes that pictures have most often at each position, row by row; see `ImageModel`.
     """
 
     def __init__(
@@ -97,10 +98,11 @@ class LlamaGenPictures(ImageModel):
         labels: Sequence[str] = (),
         drafter: Any = None,
         assistant: Any = None,
+        usual_codes: tuple[int, ...] | None = None,
     ):
         config = model.config
         self.model, self.to_pictures, self.codebook, self.captions, self.labels = model, to_pictures, codebook, captions, tuple(labels)
-        self.drafter, self.assistant = drafter, assistant
+        self.drafter, self.assistant, self.usual_codes = drafter, assistant, usual_codes
         self.layers = config.num_hidden_layers
         self.raster = Raster.grid(config.grid, config.grid, config.vocab_size)
 
