@@ -99,7 +99,7 @@ def timed(mini: Mini, rows: dict[str, dict[str, Any]], asked: list[tuple[str, st
 def main() -> None:
     parser = RecipeParser(__doc__)
     parser.add_argument("--utterances", type=int, default=1024)
-    parser.add_argument("--timed", type=int, default=24, help="utterances timed at batch 1")
+    parser.add_argument("--timed", type=int, least=0, default=24, help="utterances timed at batch 1")
     parser.add_argument("--only", nargs="+", help="rows to run; plain is always among them")
     parser.add_argument("--trained", type=Path, help="a folder of speech/train_joint.py, whose target and heads are compared")
     parser.add_argument("--layers", type=int, help="of a deeper target, whose new layers pass their input on")

@@ -103,7 +103,7 @@ def main() -> None:
     parser = RecipeParser(__doc__)
     parser.add_argument("--form", choices=("describe", "questions", "pairs"), default="describe")
     parser.add_argument("--requests", type=int, default=256)
-    parser.add_argument("--timed", type=int, default=24, help="requests timed at batch 1")
+    parser.add_argument("--timed", type=int, least=0, default=24, help="requests timed at batch 1")
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--max-new-tokens", type=int, default=sights.LONGEST)
     parser.add_argument("--only", nargs="+", help="ways to run; plain is always among them")

@@ -113,7 +113,7 @@ def fit(
                 if validate is not None:
                     _in_eval(validate, accelerator.unwrap_model(model), step + 1)
     accelerator.wait_for_everyone()
-    accelerator.unwrap_model(model).eval()
+    accelerator.unwrap_model(model, keep_fp32_wrapper=False).eval()  # from here on it computes as its class does, in its own precision
     if accelerator.num_processes > 1:
         accelerator.free_memory()  # the wrapper's hooks on the parameters would disturb a second training
     return losses
@@ -144,8 +144,13 @@ def _finite_loss(step: int, loss: Tensor, norm: Any, model: nn.Module, scaler: A
 
 def _in_eval(validate: Callable[[nn.Module, int], object], model: nn.Module, step: int) -> None:
     model.eval()
-    with torch.no_grad():
-        validate(model, step)
+    mixed = vars(model).pop("forward", None)  # accelerate's, in the training's precision
+    try:
+        with torch.no_grad():
+            validate(model, step)
+    finally:
+        if mixed is not None:
+            model.forward = mixed
     model.train()
 
 

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import mmspec
+from mmspec.models.proof import alterations
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 PACKAGE = str(Path(mmspec.__file__).parent)
@@ -242,6 +243,7 @@ def simulated_devices() -> Iterator[Watch]:
     patch.setattr(Tensor, "pin_memory", lambda self, *args: self)
     patch.setattr(torch.cuda, "get_rng_state", lambda *device: torch.get_rng_state())
     patch.setattr(torch.cuda, "set_rng_state", lambda *state: None)
+    patch.setattr(alterations, "alterations", lambda model: iter(()))  # weights here are of a type of their own, as a GPU's are not
     patch.setattr(torch.cuda, "get_device_capability", lambda *device: (7, 0))
     torch._C._ensureCUDADeviceGuardSet()
     torch._C._set_only_lift_cpu_tensors(True)

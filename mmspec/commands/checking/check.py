@@ -23,7 +23,7 @@ EXAMPLES = """Examples:
   mmspec check --accept block --temperature 0.8
   mmspec check --tree 4,2,1 --prompts prompts.txt
   mmspec check --model ./big --drafter ./small --prompts prompts.txt --dtype bfloat16 --margin 0.5
-  mmspec check --model ./big --drafter ./small --budget 600
+  mmspec check --model ./big --drafter ./small --prompts prompts.txt --budget 600
   mmspec check --model vlm --drafter text --view newline
   mmspec check --model ./sees --drafter ./small --picture cat.jpg --prompts questions.txt
   mmspec check --model vision --method jacobi

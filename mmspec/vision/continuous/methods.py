@@ -35,6 +35,7 @@ from mmspec.vision.continuous.ar import ContinuousAR
 from mmspec.vision.continuous.flow_schedule import FlowSchedule
 from mmspec.vision.continuous.latents import LatentRequest, Latents, Sampling
 from mmspec.vision.continuous.mar import MaskedAR
+from mmspec.vision.continuous.state_draft import StateDraft
 from mmspec.vision.families.base import class_of
 
 
@@ -85,7 +86,7 @@ class ContinuousPictures:
         model: the network.
         to_pictures: maps tokens [B, h, w, d] to PIL pictures, such as an autoencoder's decoder; without it only tokens are available.
         labels: one name a class.
-        drafter: a smaller model of the same tokens, used by methods that draft when none is given.
+        drafter: a smaller model of the same tokens, or one that drafts states of chains, used by methods that draft when none is given.
         others: models with other heads over the same tokens. A method for another head runs on the first of them that has it.
         linear: a linear model of a diffusion head, by which steps of its chains are drafted (`chain_draft.fit_linear_draft`).
     """
@@ -98,7 +99,7 @@ class ContinuousPictures:
         model: ContinuousAR | MaskedAR,
         to_pictures: Callable[[Tensor], list[Image.Image]] | None = None,
         labels: Sequence[str] = (),
-        drafter: ContinuousAR | MaskedAR | None = None,
+        drafter: ContinuousAR | MaskedAR | StateDraft | None = None,
         others: Sequence["ContinuousPictures"] = (),
         linear: LinearDraft | None = None,
     ):
