@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from torch import nn
 
 from mmspec.train import Fit, fit
@@ -41,14 +42,22 @@ def test_training_learns_and_validates_at_every_checkpoint(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["run.pt"]
 
 
-def test_after_a_training_in_mixed_precision_a_model_computes_in_its_own(tmp_path):
+@pytest.fixture
+def another_precision():
+    """accelerate keeps the precision of a process's first training."""
+    AcceleratorState._reset_state(True)
+    yield "bf16"
+    AcceleratorState._reset_state(True)
+
+
+def test_after_a_training_in_mixed_precision_a_model_computes_in_its_own(tmp_path, another_precision):
     """accelerate puts a forward of its own before the model's, which would round its outputs to bfloat16 for ever."""
     model, x, exact = line(), torch.randn(40, 3, generator=torch.Generator().manual_seed(9)), []
 
     def own(module: nn.Module) -> bool:
         return torch.equal(module(x), nn.functional.linear(x, module.weight, module.bias))
 
-    plan = Fit(steps=4, lr=0.1, warmup=0, checkpoint_every=2, mixed_precision="bf16")
+    plan = Fit(steps=4, lr=0.1, warmup=0, checkpoint_every=2, mixed_precision=another_precision)
     held = hold_out(["one", "other"], 1, "batches")
     fit(model, squares, plan, tmp_path / "run.pt", validate=lambda m, s: exact.append(own(m)), held=held)
     assert [*exact, own(model)] == [True, True, True]
