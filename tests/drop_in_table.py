@@ -27,6 +27,8 @@ that mmspec takes, and the names of 5.24.
 A setting that a later transformers adds is refused until mmspec knows it. `cache_implementation="paged"` never reaches the drop-in:
 transformers runs its continuous batching instead. Outputs with `return_dict_in_generate` have `sequences` only.
 
+What `generate` has no argument for is given to `speculate`, among it `view=` and `stop_below=` as `mmspec.text.generate` takes them.
+
 Your own logits processors and stopping criteria may keep a state, so transformers' own loop runs them, once a step over the whole batch. If
 yours is a function of one row's padded ids [1, L] and scores [1, V], declare it, and mmspec drafts:
 
