@@ -245,7 +245,7 @@ def test_a_file_of_prompts_gives_the_same_in_any_batch(mmspec, tmp_path):
         found[size] = [json.loads(line) for line in out.read_text().splitlines()]
     assert found[1] == found[2]
     assert [row["id"] for row in found[1]] == [0, 1, 2]
-    assert set(found[1][0]) == {"line", "prompt", "id", "text", "tokens"}
+    assert set(found[1][0]) == {"line", "prompt", "id", "text", "tokens", "finish_reason"}
     assert sorted(p.name for p in tmp_path.iterdir()) == ["1.jsonl", "2.jsonl", "prompts.jsonl"]
 
 
@@ -285,7 +285,7 @@ def test_bad_files_of_prompts(mmspec, tmp_path):
 def test_stdout_holds_one_json_object_and_nothing_else():
     command = [sys.executable, "-m", "mmspec.cli", "text", "Story:", "--max-new-tokens", "4", "--json"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120, check=True)
-    assert set(json.loads(done.stdout)) == {"prompt", "text", "tokens", "model", "drafter", "settings", "stats"}
+    assert set(json.loads(done.stdout)) == {"prompt", "text", "tokens", "finish_reason", "model", "drafter", "settings", "stats"}
     assert "transformers" not in done.stderr
 
 

@@ -28,8 +28,8 @@ from tests.oracles.tables import Table, TableTarget, first_value_distribution, o
 
 POINTS = torch.tensor([[0.0, 0.0], [0.0, 1.0], [2.0, 0.0], [2.5, 0.5]])
 NEAR, NEAR3 = Neighbours.of(POINTS, 2), Neighbours.of(POINTS[:3], 2)
-RULES = [Lantern(NEAR, 0.3, 2), LanternPlus(NEAR, 4.0, 2), Grouped(POINTS, 2, 0.6, 1.5), CoolSD(1.6, 0.4, 0.0)]
-SMALL = [Lantern(NEAR3, 0.4, 2), Grouped(POINTS[:3], 2, 0.6, 2.5), CoolSD(1.6, 0.4, 0.0)]  # for three values
+RULES = [Lantern(NEAR, 0.3, 2), LanternPlus(NEAR, 4.0, 2), Grouped(POINTS, 3, 0.6, 1.5), CoolSD(1.6, 0.4, 0.0)]
+SMALL = [Lantern(NEAR3, 0.4, 2), Grouped(POINTS[:3], 3, 0.6, 2.5), CoolSD(1.6, 0.4, 0.0)]  # for three values
 CHEAPER = [Ensemble(0.5), Lenience(0.5)]  # any ratio rule will do
 
 WIDE, WIDE_TOP = StaticTree(Template.branching((3,))), StaticTree(Template.branching((3,)), top)

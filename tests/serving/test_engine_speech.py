@@ -135,7 +135,7 @@ def test_a_codec_that_fails_ends_its_request_alone(mini, alone):
         ({"max_new_tokens": 3}, "max_new_tokens is no option of this engine's requests; valid: seed, voice"),
         ({"guidance": 3.0}, "guidance is 3.0, but the model's own is None"),
         ({"voice": "nobody"}, "unknown voice 'nobody'"),
-        ({"seed": [1, 2]}, "seed has 2 values"),
+        ({"seed": [1, 2]}, r"seed is \[1, 2\]: give a whole number"),
         ({"max_seconds": 1000.0}, "max_seconds is 1000.0, but this model has room for"),
         ({"temperature": -1.0}, "temperature is -1.0"),
     ],

@@ -172,7 +172,7 @@ def test_a_wrong_engine_is_refused(small, options, words):
     [
         ("horse", {}, "unknown class 'horse'"),
         ("cat", {"guidance": -1.0}, "guidance is -1"),
-        ("cat", {"seed": [1, 2]}, "seed has 2 values, but a request of an engine is one row"),
+        ("cat", {"seed": [1, 2]}, r"seed is \[1, 2\]: give a whole number"),
         ("cat", {"guidance": [1.0, 2.0]}, "guidance has 2 values, but a request of an engine is one row"),
         ("cat", {"max_new_tokens": 4}, "max_new_tokens is no option of this engine's requests; valid: seed, temperature"),
         ("cat", {"temperature": -1.0}, "temperature is -1"),

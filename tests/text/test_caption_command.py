@@ -243,7 +243,7 @@ def test_a_folder_is_a_batch_whose_answers_are_each_pictures_own(batch, caption,
     found = rows(path)
     assert code == 0
     assert json.loads(out)["outputs"] == 5
-    assert [list(row) for row in found] == [["index", "file", "prompt", "answer", "tokens"]] * 5
+    assert [list(row) for row in found] == [["index", "file", "prompt", "answer", "tokens", "finish_reason"]] * 5
     assert [row["file"] for row in found] == [f"{number}.png" for number in range(5)]
     for row in found:
         args = (folder / row["file"], "how many red circles ?", *SHORT, "--temperature", 1, "--seed", 3 + row["index"], "--json")
@@ -469,5 +469,7 @@ def test_stdout_holds_one_json_object_and_nothing_else(home, pictures, tmp_path)
     words = ["caption", pictures[0], "--model", home / "seer", "--max-new-tokens", "4", "--json"]
     done = Started(tmp_path / "command.py", *words, cwd=ROOT, folder=tmp_path).finish(timeout=240)
     assert done.returncode == 0, done.stderr
-    assert set(json.loads(done.stdout)) == {"pictures", "prompt", "answer", "tokens", "model", "drafter", "view", "settings", "stats"}
+    assert set(json.loads(done.stdout)) == {
+        *("pictures", "prompt", "answer", "tokens", "finish_reason", "model", "drafter", "view", "settings", "stats")
+    }
     assert not done.stderr
