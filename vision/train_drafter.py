@@ -145,7 +145,8 @@ def run(args: argparse.Namespace, here: PartialState) -> None:
         tell_loader(is_image_drafter, folder)
     else:
         place = args.out if alone else args.model
-        prompt = [] if prompts[0] is None else [target.labels[prompts[0]] if isinstance(prompts[0], int) else prompts[0]]
+        first = prompts[0]
+        prompt = [] if first is None else [target.labels[first] if isinstance(first, int) and target.labels else first]
         tell_command("mmspec", "image", *prompt, "--model", place, "--drafter", folder, "--out", args.work / "first.png")
 
 
