@@ -28,7 +28,14 @@ def strict(function: F, checks: Mapping[str, Callable[[str, Any], None]] | None 
         The function with these checks before it; the same class.
     """
     if isinstance(function, type):
-        function.__init__ = strict(function.__init__, checks)  # type: ignore[misc]
+        plain, checked = function.__init__, strict(function.__init__, checks)  # type: ignore[misc]
+
+        @functools.wraps(plain)
+        def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+            own = type(self).__init__ is construct  # else of a subclass, whose annotations may say something else
+            (checked if own else plain)(self, *args, **kwargs)
+
+        function.__init__ = construct  # type: ignore[misc]
         return function  # pyright: ignore[reportReturnType]
 
     @functools.wraps(function)
