@@ -160,7 +160,7 @@ _WORDS: dict[Any, str] = {
     Path: "a path",
     type: "a class",
     Callable: "a function",
-    Mapping: "a mapping",
+    Mapping: "the dict that a tokenizer or processor returned",
     Iterator: "an iterator",
 }
 

@@ -218,7 +218,9 @@ def test_a_text_that_cannot_be_spoken_is_told_when_it_arrives(long):
     assert len(coming.speeches) == 1
     with pytest.raises(ValueError, match="temperature is -1"):
         list(stream(long, iter(["one"]), temperature=-1.0))
-    with pytest.raises(ValueError, match=r"text is \['one', 'two'\]: give text or a mapping or an iterator"):
+    with pytest.raises(
+        ValueError, match=r"text is \['one', 'two'\]: give text or the dict that a tokenizer or processor returned or an iterator"
+    ):
         stream(long, ["one", "two"])
 
 

@@ -84,7 +84,7 @@ def test_tensors_keeps_what_it_is_given():
 
 GOOD = inputs_for("Llama", 3)
 BAD = {
-    "inputs is a Tensor: pass the dict": GOOD["input_ids"],
+    "inputs is a Tensor: give the dict that a tokenizer or processor returned": GOOD["input_ids"],
     "attention_mask has shape .3, 11.: expected .3, 12., as the ids have": GOOD | {"attention_mask": GOOD["attention_mask"][:, 1:]},
     "attention_mask has shape .2, 12.": GOOD | {"attention_mask": GOOD["attention_mask"][1:]},
     "attention_mask has shape .3, 1, 1, 12.": GOOD | {"attention_mask": GOOD["attention_mask"][:, None, None]},
