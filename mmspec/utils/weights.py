@@ -130,24 +130,27 @@ def _parts(index: Path) -> Iterator[Path]:
         yield index.parent / name
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Every tensor of one file by name. ValueError if it is broken or holds anything else."""
+def read_tensors(path: Path, mapped: bool = False) -> dict[str, Tensor]:
+    """Every tensor of one file by name. ValueError if it is broken or holds anything else.
+
+    With `mapped` tensors of safetensors stay on disk until they are read, for files that only this process's work folder knows.
+    """
     with _in_one_line(path):
         if path.suffix == ".safetensors":
-            return load_file(path)
+            return load_file(path, mapped)
         found = torch.load(path, map_location="cpu", weights_only=True)
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ValueError(f"{path} holds no mapping from names to tensors: save a state_dict() there")
     return found
 
 
-def load_file(path: str | Path) -> dict[str, Tensor]:
+def load_file(path: str | Path, mapped: bool = False) -> dict[str, Tensor]:
     """Return every tensor of a safetensors file by name, in memory of its own: the file may then be written over or cut short.
 
-    safetensors' own function returns tensors that stay mapped to the file. One tensor is copied at a time.
+    safetensors' own function returns tensors that stay `mapped` to the file. One tensor is copied at a time.
     """
     with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name).clone() for name in file.keys()}
+        return {name: file.get_tensor(name) if mapped else file.get_tensor(name).clone() for name in file.keys()}
 
 
 def own_memory(model: Any) -> Any:

@@ -23,7 +23,7 @@ LINES = [
     {"prompt": "dog", "seed": "x"},
     {"prompt": "dog"},
 ]
-UNSAID = ("top_k", "drift_budget", "size", "head_steps", "sigma_out", "draft_steps", "decoder", "captions")
+UNSAID = ("top_k", "top_p", "drift_budget", "size", "head_steps", "sigma_out", "draft_steps", "decoder", "captions")
 
 
 @cache

@@ -173,7 +173,7 @@ def _dtype_in_memory(part: Tensor) -> torch.dtype:
 def read_recording(folder: Path, settings: RecordingSettings) -> Recorded:
     """Return the recording in `folder`. ValueError if it is not there, incomplete, broken, or has other settings."""
     open_recording(folder, settings)
-    return Recorded(folder, settings, tuple(read_tensors(chunk_file(folder, first)) for first, _ in settings.chunks()))
+    return Recorded(folder, settings, tuple(read_tensors(chunk_file(folder, first), mapped=True) for first, _ in settings.chunks()))
 
 
 def _read_settings(folder: Path) -> RecordingSettings:
