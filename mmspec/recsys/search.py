@@ -18,6 +18,7 @@ from mmspec.models.target import HFTarget
 from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.methods import BeamMethod
 from mmspec.run.settings.generation_config import beam_settings
+from mmspec.utils.names import shown
 
 
 def history_prompts(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
@@ -106,7 +107,7 @@ def beam_source(drafter: Any, target: BeamTarget, k: int, width: int) -> BeamSou
 def _as_target(model: Any, target: BeamTarget, k: int, width: int) -> BeamTarget:
     if not hasattr(model, "generate"):
         raise ValueError(
-            f"drafter is {model!r}: give None, a transformers model, or a source of distributions such as mmspec.recsys.Retriever"
+            f"drafter is {shown(model)}: give None, a transformers model, or a source of distributions such as mmspec.recsys.Retriever"
         )
     theirs, mine = target.target.model.config, model.config
     if mine.is_encoder_decoder != theirs.is_encoder_decoder:

@@ -158,6 +158,10 @@ def _accept(name: str, value: Any) -> None:
 
 
 def _drafter(name: str, value: Any) -> None:
+    if isinstance(value, dict) and value and all(isinstance(stage, str) for stage in value):  # of the stages of a model, as Bark takes them
+        for each in value.values():
+            _drafter(name, each)
+        return
     plain = isinstance(value, bool | int | float | bytes | list | tuple | dict | type)
     if value is not None and (plain or type(value) is object):
         raise wrong(name, value, "give None, a name, a model, or a drafter object")

@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 
 import mmspec
+from mmspec.models.session import HFSession
 from mmspec.serving.http.endpoints import speech
 from mmspec.serving.http.endpoints.speech import longest_sound
 from mmspec.serving.http.loading import ModelNames, load_served
@@ -340,24 +341,16 @@ def test_a_stream_that_cannot_go_on_ends_without_a_traceback(site, monkeypatch):
     assert told == ["an answer of /v1/audio/speech was cut off: the server is being stopped"]
 
 
-def test_an_error_of_the_decoding_is_not_the_clients(site, client, caplog):
+def test_an_error_of_the_decoding_is_not_the_clients(site, client, caplog, monkeypatch):
     """A ValueError of a forward is 500, one of an argument 400."""
 
     def broken(*_):
         raise ValueError("the inside of a model")
 
-    model = site.models.recommender.loaded.model
     body = {"history": list(site.models.recommender.loaded.catalogue.items[:3]), "k": 2}
-    network = (
-        next(part for part in vars(model).values() if isinstance(part, torch.nn.Module))
-        if not isinstance(model, torch.nn.Module)
-        else model
-    )
-    hook = network.register_forward_pre_hook(broken)
-    try:
-        out = httpx.post(f"{site.url}/v1/recommendations", json=body, timeout=WAIT)
-    finally:
-        hook.remove()
+    monkeypatch.setattr(HFSession, "score", broken)
+    out = httpx.post(f"{site.url}/v1/recommendations", json=body, timeout=WAIT)
+    monkeypatch.undo()
     assert (out.status_code, out.json()["error"]["message"]) == (500, "the request failed (DecodeError)")
     assert "the inside of a model" in caplog.text
     with pytest.raises(openai.BadRequestError):

@@ -115,11 +115,11 @@ def test_the_extra_is_named_where_it_is_missing(waves, monkeypatch):
 
 REFUSED = {
     "nothing": (([], 8000), {}, "waveforms is empty"),
-    "one text": (("waves", 8000, "one", (1, 2)), {}, "texts is one text"),
+    "one text": (("waves", 8000, "one", (1, 2)), {}, "texts is 'one': give a list with one entry per row"),
     "too few texts": (("waves", 8000, ["one"], (1, 2)), {}, "texts has 1 entries for 3 waveforms"),
     "nobody who listens": (("waves", 8000, ["one"] * 3), {}, "texts and recogniser belong together"),
     "a prompt that nobody reads": (("waves", 8000), {"prompt": "Numbers."}, "prompt is read by the recogniser"),
-    "an encoder that nothing reads": (("waves", 8000), {"encoder": 1}, "encoder is read with voices only"),
+    "an encoder that nothing reads": (("waves", 8000), {"encoder": 1}, "encoder is 1: give a VoiceEncoder or None"),
 }
 
 

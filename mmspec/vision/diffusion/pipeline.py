@@ -29,7 +29,7 @@ from mmspec.drafters.none import NoDraft
 from mmspec.drafters.shapes import Chain, Comb, Shape, draw_with_replacement
 from mmspec.run.arguments import public_call
 from mmspec.run.draft_length import control_of
-from mmspec.utils.names import unknown
+from mmspec.utils.names import shown, unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
 
 _FIRST = -1  # the output position whose numbers are a chain's first state
@@ -187,7 +187,7 @@ def _drafter(drafter: Any, target: DiffusionTarget, eta: float | None, shape: Sh
     elif hasattr(drafter, "config") and callable(drafter):
         own = replace(target, net=drafter, shape=sample_shape(drafter))
     else:
-        raise ValueError(f"drafter is {drafter!r}: give None, 'frozen', a network, a pipeline or a Drafter")
+        raise ValueError(f"drafter is {shown(drafter)}: give None, 'frozen', a network, a pipeline or a Drafter")
     if own.shape != target.shape:
         raise ValueError(f"the drafter's samples are {tuple(own.shape)}, but the target's {tuple(target.shape)}: take one of the same size")
     return ModelDrafter(own, shape)
