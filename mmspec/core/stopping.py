@@ -59,6 +59,7 @@ class DefaultStopping:
         self.outputs: list[list[Any]] = [[] for _ in range(rows)]
         self.finish_reasons: list[str | None] = [None] * rows
         self.full, self.forced = full, forced
+        self.end_ids = frozenset() if callable(ends) else frozenset(ends)
         self.ends = ends if callable(ends) else _one_of(torch.tensor(list(ends), dtype=torch.long, device=device))
         self.stops: list[tuple[int, tuple[Stop, ...]]] = [(row, tuple(stops)) for row in range(rows)]  # by row: its number for stops
 
@@ -169,6 +170,8 @@ class DefaultStopping:
         if self.ends is None or self.forced or not self.outputs[row]:
             return False
         last = self.outputs[row][-1]
+        if self.end_ids:  # known on the host, which waits for nothing
+            return last in self.end_ids
         values = last[None, None] if isinstance(last, Tensor) else torch.tensor([[last]], device=self.left.device)
         return bool(self.ends(values).any())
 

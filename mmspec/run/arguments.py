@@ -235,6 +235,11 @@ def _catalogue(name: str, value: Any) -> None:
         raise wrong(name, value, "give a mmspec.recsys.Catalogue, the items and their paths")
 
 
+def _item_lists(name: str, value: Any) -> None:
+    if value is not None and (isinstance(value, str | bytes | Mapping | type) or not hasattr(value, "__len__")):
+        raise wrong(name, value, "give a list of items, or None, for each history")
+
+
 def _mask(name: str, value: Any) -> None:
     dtype = getattr(value, "dtype", None)
     if value is not None and (dtype is None or not str(dtype).endswith("bool")):
@@ -256,6 +261,7 @@ def _stop_below(name: str, value: Any) -> None:
 
 CHECKS: dict[str, Callable[[str, Any], None]] = {
     "accept": _accept,
+    "allow": _item_lists,
     "allowed": _mask,
     "batch_size": _whole(1, MOST_TOKENS),
     "beams": _whole(1, MOST_TOKENS, optional=True),
@@ -264,6 +270,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "couple": _called,
     "decoder": _place,
     "device": _device,
+    "deny": _item_lists,
     "draft_length": _draft_length,
     "drafter": _drafter,
     "drafter_tokenizer": _tokenizer,

@@ -181,7 +181,7 @@ def test_what_is_refused():
     histories = users(catalogue, 2)
     for given, words in (
         ({"deny": [["item1"]]}, "give a list of 2, one list of items or None for each history"),
-        ({"allow": "item1"}, "give a list of 2"),
+        ({"allow": "item1"}, "allow is 'item1': give a list of items, or None, for each history"),
         ({"allow": ["item1", None]}, "allow 0 is 'item1': give a list of items, or None"),
         ({"deny": [["nope"], None]}, "deny 0: item 'nope' is not in the catalogue"),
     ):

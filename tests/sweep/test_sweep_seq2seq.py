@@ -12,7 +12,7 @@ SLICE = ("led", "fsmt", "umt5", "moonshine", "granite_speech")
 HELD_BACK = {
     "prophetnet": "in no known way",
     "pop2piano": "generate of its own",
-    "nemo_speechlm": "cannot be rolled back",
+    "nemo_speechlm": "reads pictures or sound",
     "kyutai_speech_to_text": "ahead of the sound",
 }
 

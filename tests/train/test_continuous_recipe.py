@@ -72,4 +72,4 @@ def test_options_that_do_not_go_together_are_refused(recipe, options, capsys):
     with pytest.raises(SystemExit) as stopped:
         recipe(*options)
     assert stopped.value.code == 2
-    assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("train_continuous.py: error: ")]) == 1
+    assert len([line for line in capsys.readouterr().err.splitlines() if line.startswith("train_continuous: ")]) == 1

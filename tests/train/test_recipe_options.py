@@ -108,7 +108,8 @@ def test_a_device_map_leads_to_one_device(folders, monkeypatch):
     placed, _ = load_model(str(folders / "chat"), "bfloat16", "cpu", "auto")
     assert placed.dtype == torch.bfloat16
     assert torch.equal(placed.model.norm.weight, plain.model.norm.weight.bfloat16())
-    monkeypatch.setattr("mmspec.loading.transformers.loaded", lambda *args, **options: SimpleNamespace(hf_device_map={"a": 0, "b": "cpu"}))
+    spread = SimpleNamespace(hf_device_map={"a": 0, "b": "cpu"}, eval=lambda: None)
+    monkeypatch.setattr("mmspec.loading.transformers.loaded", lambda *args, **options: spread)
     with pytest.raises(ValueError, match="the device map spreads it over 0, cpu, but models run on one device"):
         load_model(str(folders / "chat"), "float32", "cpu", "auto")
 
