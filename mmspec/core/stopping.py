@@ -172,7 +172,7 @@ class DefaultStopping:
         last = self.outputs[row][-1]
         if self.end_ids:  # known on the host, which waits for nothing
             return last in self.end_ids
-        values = last[None, None] if isinstance(last, Tensor) else torch.tensor([[last]], device=self.left.device)
+        values = last[None, None] if isinstance(last, Tensor) else torch.tensor([[last]])  # ids or frames of ids, on the host
         return bool(self.ends(values).any())
 
 

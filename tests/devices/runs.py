@@ -20,6 +20,7 @@ MORE_SYNCS = {  # by site: other synchronisations, and why they are there
     "drafters/retrieval/host:_behind": "values that a cascade has committed for now are not on the host",
     "speech/families/csm:CsmDepth.write": "the class's depth decoder compares its positions",
     "speech/families/musicgen:_longer": "once a length of the view",
+    "speech/latents/pocket_tts:Spoken._at_end": "once a row that is as long as it may be: why it ended",
     "core/noise:Keys.__getitem__": "of the tries above",
     "core/distributions/denoising_path:Denoiser.walk": "the denoising steps of the longest accepted part are left out",
     "core/chains/sampler:SpeculativeSampler._begin": "once a token: rows may begin at steps of their own",

@@ -112,5 +112,4 @@ def _show(given: dict[str, Any], kinds: dict[str, str], drafters: dict[str, str]
         try:
             serve_app(app, bound, options)
         finally:
-            for model in models.values():
-                model.served.close()
+            app.state.stop()

@@ -66,7 +66,7 @@ def make_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
     """Return the server of an application.
 
     Args:
-        app: the application.
+        app: the application; `app.state.stop()` cancels its requests.
         options: the grace of its end.
 
     Returns:
@@ -83,7 +83,7 @@ def make_server(app: FastAPI, options: ServerOptions) -> uvicorn.Server:
         backlog=_ACCEPTED,
         lifespan="on",
     )
-    return _Server(config, app.state.server.stop, options.grace)
+    return _Server(config, app.state.stop, options.grace)
 
 
 class _Server(uvicorn.Server):

@@ -1,6 +1,7 @@
 """The page as an application. It asks nothing of other hosts: no analytics, no fonts or scripts from elsewhere."""
 
 from collections.abc import Mapping
+from functools import partial
 
 import gradio as gr
 from fastapi import FastAPI
@@ -25,8 +26,10 @@ def create_ui(models: Mapping[str, UiModel], seed: int = 0, draft_length: str = 
         font=("system-ui", "sans-serif"),
         font_mono=("ui-monospace", "monospace"),
     )
+    app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+    app.state.stop = partial(_close, models)
     return gr.mount_gradio_app(
-        FastAPI(docs_url=None, redoc_url=None, openapi_url=None),
+        app,
         build_page(models, seed, draft_length),
         path="/",
         footer_links=[],
@@ -39,3 +42,9 @@ def create_ui(models: Mapping[str, UiModel], seed: int = 0, draft_length: str = 
         theme=theme,
         css=style(),
     )
+
+
+def _close(models: Mapping[str, UiModel]) -> None:
+    """Cancel all generations, and end the models' threads."""
+    for model in models.values():
+        model.served.close()

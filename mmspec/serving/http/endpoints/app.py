@@ -59,7 +59,7 @@ def create_app(
         await run_in_threadpool(state.stop)
 
     app = FastAPI(title="mmspec", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan, redirect_slashes=False)
-    app.state.server = state
+    app.state.server, app.state.stop = state, state.stop
     install_handlers(app)
     for router in (status.router, *ROUTERS.values()):
         app.include_router(router)
