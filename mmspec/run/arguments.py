@@ -235,6 +235,11 @@ def _catalogue(name: str, value: Any) -> None:
         raise wrong(name, value, "give a mmspec.recsys.Catalogue, the items and their paths")
 
 
+def _clients(name: str, value: Any) -> None:
+    if isinstance(value, str | bytes | Mapping | type) or not (hasattr(value, "__len__") and hasattr(value, "__iter__")):
+        raise wrong(name, value, "give a list of clients")
+
+
 def _item_lists(name: str, value: Any) -> None:
     if value is not None and (isinstance(value, str | bytes | Mapping | type) or not hasattr(value, "__len__")):
         raise wrong(name, value, "give a list of items, or None, for each history")
@@ -267,6 +272,7 @@ CHECKS: dict[str, Callable[[str, Any], None]] = {
     "beams": _whole(1, MOST_TOKENS, optional=True),
     "capture": _flag,
     "catalogue": _catalogue,
+    "clients": _clients,
     "couple": _called,
     "decoder": _place,
     "device": _device,

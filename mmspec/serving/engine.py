@@ -72,7 +72,7 @@ class Engine:
         piece: int = 256,
         **settings: Any,
     ):
-        check(max_rows=max_rows, max_queue=max_queue, short_rows=short_rows, piece=piece, max_length=max_length)
+        check(max_rows=max_rows, max_queue=max_queue, short_rows=short_rows, clients=clients, piece=piece, max_length=max_length)
         if draft_length == 0:
             drafter = None
         request = Request.of(drafter=drafter, accept=accept, draft_length=draft_length, tree=tree, stop_below=stop_below)

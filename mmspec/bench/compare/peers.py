@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.loading.text import Pair
-from mmspec.models.families.registry import family_of
+from mmspec.models.families.registry import family_of, positions_of
 from mmspec.run.settings.processors import end_ids
+from mmspec.text.inputs.prompt import TextPrompt
 
 PLAIN, ASSISTED, ENGINE, DRAFTED = "transformers", "transformers assisted", "mmspec plain", "mmspec"
 
@@ -80,6 +81,8 @@ def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict
     """Run transformers' own `generate`; `assist` holds the options of assisted generation. Forwards of its first layers are not calls."""
     calls, config = 0, pair.target.config.get_text_config()
     layers = config.num_hidden_layers
+    prompt = TextPrompt.of(pair.target, family_of(pair.target), inputs)
+    prompt.check_length(positions_of(pair.target), pair.config.run.max_new_tokens)  # before a forward over all of it
 
     def count(module: Any, args: Any, kwargs: Any) -> None:
         nonlocal calls
@@ -93,6 +96,10 @@ def run_transformers(pair: Pair, inputs: dict[str, Any], seed: int, assist: dict
         out = pair.target.generate(**inputs, **sampling(pair), **assist)
         synchronize(pair.target.device)
         seconds = perf_counter() - start
+    except RuntimeError as error:
+        if "probability tensor" in str(error):  # logits divided by a temperature near 0
+            raise FloatingPointError("transformers cannot draw at this temperature, its probabilities overflow: give 0, or more") from None
+        raise
     finally:
         handle.remove()
     tokens = new_tokens(pair.target, inputs, out)

@@ -11,6 +11,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmspec.utils.names import shown
+
 _TINY = 1e-30  # a view's probability may be 0 where the target's is not
 _CELLS = 1 << 23  # probabilities held at once while weightings are compared
 
@@ -218,4 +220,6 @@ def weights_of(weights: "str | Sequence[float] | Weights") -> Weights:
         if weights not in NAMED:
             raise ValueError(f"unknown weights {weights!r}; valid: {', '.join(NAMED)}, or one number for every view")
         return NAMED[weights]
+    if not hasattr(weights, "begin") and not isinstance(weights, Sequence):
+        raise ValueError(f"weights is {shown(weights)}: give {', '.join(NAMED)}, or one number for every view")
     return weights if hasattr(weights, "begin") else Static(tuple(weights))  # type: ignore[return-value,arg-type]

@@ -16,6 +16,7 @@ from mmspec.core.noise import Keys, Noise
 from mmspec.core.records import PAD, Budget, Draft
 from mmspec.drafters.shapes import UNRUN, Pick, Score, at_most, concatenate_distributions, draw_without_replacement
 from mmspec.utils.devices import to_device
+from mmspec.utils.names import shown
 
 MOST_NODES = 4096
 """The most nodes of a tree: all are scored in one forward of the target."""
@@ -55,7 +56,7 @@ class Template:
         """Return the tree with `counts[d]` children under every node of level d: (4, 2, 1) has 4 + 8 + 8 nodes."""
         counts = tuple(counts) if isinstance(counts, Iterable) and not isinstance(counts, str | bytes) else (counts,)  # pyright: ignore
         if not counts or not all(_whole(count) and count >= 1 for count in counts):
-            raise ValueError(f"branching of the tree is {counts}: give at least one level, each with 1 or more children")
+            raise ValueError(f"branching of the tree is {shown(counts)}: give at least one level, each with 1 or more children")
         nodes = size = 0
         for count in counts:
             size = count * max(size, 1)

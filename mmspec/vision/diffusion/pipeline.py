@@ -32,6 +32,8 @@ from mmspec.run.draft_length import control_of
 from mmspec.utils.names import shown, unknown
 from mmspec.vision.diffusion.target import DiffusionSession, DiffusionTarget, OpenTarget, sample_shape
 
+MOST_AT_ONCE = 4096
+"""Most pictures of a call: their states stand in memory together."""
 _FIRST = -1  # the output position whose numbers are a chain's first state
 RULES: dict[str, AcceptRule] = {"token": Token(), "block": Block(), "d-grs": dgrs()}
 
@@ -119,8 +121,8 @@ def denoise(
         ValueError: for an invalid argument; the message says what to give instead.
         FloatingPointError: when the network's output is not finite, naming the picture and the step.
     """
-    if count < 1:
-        raise ValueError(f"count is {count}: ask for at least 1 picture")
+    if not 1 <= count <= MOST_AT_ONCE:
+        raise ValueError(f"count is {count}: ask for 1 to {MOST_AT_ONCE} pictures at once")
     target = DiffusionTarget.of(pipeline, steps, eta)
     if siblings < 1:
         raise ValueError(f"siblings is {siblings}: at least 1 state is drafted at every step (1 is a chain)")
