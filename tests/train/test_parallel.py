@@ -192,21 +192,26 @@ def test_one_process_does_everything():
 
 JOINS = """
 import sys
+from pathlib import Path
 from mmspec.train.parallel import join_processes
 
 here = join_processes()
-print(f"{sys.argv[1]}: {here.process_index} of {here.num_processes}", flush=True)
+Path(f"process-{here.process_index}").write_text(f"{sys.argv[1]}: {here.process_index} of {here.num_processes}")
 """
 
 
 def test_accelerate_launch_starts_one_job_of_two_processes(tmp_path):
-    """Without several GPUs it starts one process; `join_processes` starts the others."""
+    """Without several GPUs it starts one process; `join_processes` starts the others.
+
+    Each writes a file of its own: two processes that print into one pipe can write into each other's lines.
+    """
     (tmp_path / "joins.py").write_text(JOINS)
     command = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "--num_processes", "2", "joins.py", "argument"]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     done = run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert sorted(line for line in done.stdout.splitlines() if line.startswith("argument")) == ["argument: 0 of 2", "argument: 1 of 2"]
+    said = [each.read_text() for each in sorted(tmp_path.glob("process-*"))]
+    assert said == ["argument: 0 of 2", "argument: 1 of 2"]
 
 
 def test_the_recipe_is_one_job_of_two_processes(tmp_path):
