@@ -50,7 +50,7 @@ def expected(
         walks = [either(raster.left, raster.up)]
     if init is up:
         walks = [either(raster.up, raster.left)]
-    if init in (up_left, usual):
+    if init in (up_left, usual) or init.codes is not None:
         walks = [raster.up, raster.left]
     if init is carried:
         walks = [raster.up]

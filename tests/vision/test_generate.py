@@ -253,7 +253,13 @@ def test_the_usual_code_is_the_one_that_several_pictures_share():
     one = torch.tensor([[0, 4, 6, 5, 4, 6]])
     assert usual_codes(one, raster) == (4, 4, FREE, 4, 4, FREE)  # the commonest of the only picture
     more = torch.tensor([[0, 1, 6, 5, 2, 6], [0, 3, 6, 5, 2, 6], [1, 4, 6, 4, 0, 6]])
-    assert usual_codes(more, raster) == (0, 0, FREE, 5, 2, FREE)
+    assert usual_codes(more, raster) == (0, 0, FREE, 5, 2, FREE)  # where they differ, 0 stands: it makes up a quarter of their codes
+    more[2, 4] = 3
+    assert usual_codes(more, raster) == (0, FREE, FREE, 5, 2, FREE)  # no code does
+    counts = torch.tensor([[position % 6, 0, 6, 0, 0, 6] for position in range(60)])
+    counts[:, 3:5] = torch.arange(1, 6).repeat(12)[:, None]  # each code twelve times of sixty
+    counts[:2, 0], counts[2:, 0] = 0, 1
+    assert usual_codes(counts, raster)[:2] == (1, 0)
 
 
 def test_pictures_that_depend_on_their_drafts_never_begin_with_earlier_ones():

@@ -33,7 +33,7 @@ class Initialiser:
         walks: directions to search for the nearest known neighbour, each with fallbacks. Several walks are equally likely; without any, or
             where all lead out of the picture, codes are drawn uniformly.
         distributions: copy the distribution the neighbour was drawn from instead of its value.
-        codes: the code to draft at each output position, in place of a neighbour's; FREE for a uniform one.
+        codes: the code to draft at each output position; FREE where a neighbour is copied.
         from_pictures: `codes` are to be those that a model's pictures have there most often, if such are known.
     """
 
@@ -118,7 +118,8 @@ class Board:
         self.raster, self.grammar, self.init, self.dtype = raster, Grammar(raster), init, dtype
         self.values = like.new_zeros(len(like), raster.length + 1)  # the last column takes values that are not read
         self.codes = None if init.codes is None else _codes(raster, init.codes, like.device)
-        self.sources = _sources(raster, init.walks, window, like.device) if init.walks and self.codes is None else None
+        copies = bool(init.walks) and (init.codes is None or any(map(_is_free, init.codes, raster.forced)))
+        self.sources = _sources(raster, init.walks, window, like.device) if copies else None
         self.reach = max((here - above for here, above in enumerate(raster.up) if above != FREE), default=1)
         self.ring: Tensor | None = None  # [B, reach + 1, V] distributions by position modulo the reach, the last one not read
 
@@ -155,15 +156,15 @@ class Board:
         """Return [B, W, S] the nearest known values, FREE where there is none. `drafted` [B, W] holds the values that have a
         distribution.
         """
-        if self.codes is not None:
-            return self.codes[ahead.position.clamp(max=self.raster.length - 1)][..., None]
+        codes = None if self.codes is None else self.codes[ahead.position.clamp(max=self.raster.length - 1)][..., None]
         if self.init.distributions or self.sources is None:
-            return None
+            return codes
         source = self._nearest(ahead)
         flat = source.flatten(1)
         inside = drafted.gather(1, (flat - ahead.start).clamp(0, drafted.shape[1] - 1))
         value = torch.where(flat >= ahead.start, inside, self.values.gather(1, flat.clamp_min(0)))
-        return torch.where(flat >= 0, value, FREE).view_as(source)
+        copied = torch.where(flat >= 0, value, FREE).view_as(source)
+        return copied if codes is None else torch.where(codes == FREE, copied, codes)
 
     def filled(self, ahead: WindowAhead, drafted: Tensor, noise: Noise) -> Tensor | None:
         """Return the window's values where they need no distribution: `drafted` [B, W] as far as there were distributions.
@@ -210,6 +211,10 @@ def _codes(raster: Raster, codes: tuple[int, ...], device: torch.device) -> Tens
     if len(codes) != raster.length or not all(FREE <= code < raster.codes for code in codes):
         raise ValueError(f"{len(codes)} usual codes up to {max(codes, default=FREE)}: give {raster.length}, each below {raster.codes}")
     return torch.tensor([code if forced == FREE else FREE for code, forced in zip(codes, raster.forced, strict=True)], device=device)
+
+
+def _is_free(code: int, forced: int) -> bool:
+    return code == FREE == forced
 
 
 def _lifts(raster: Raster, walk: tuple[str, ...], window: int, device: torch.device) -> list[Tensor]:

@@ -137,11 +137,11 @@ class Method:
         if self.couple is None:
             return NoDraft()
         check_pairing(self.couple, rule)
-        if self.siblings > 1:
-            return _proactive(model, self, window)
         init = self.init
         if init.from_pictures:
             init = replace(init, codes=known_codes(model.model, model.raster, model.usual_codes, rule))
+        if self.siblings > 1:
+            return _proactive(model, replace(self, init=init), window)
         return Window(model.raster, self.couple, init, window)
 
 
@@ -194,7 +194,7 @@ def _unverified(model: ImageModel) -> Walk:
 
 METHODS: dict[str, Method] = {
     "plain": Method(),
-    "jacobi": Method(couple=couplers.target_noise, init=initialisers.up_left),
+    "jacobi": Method(couple=couplers.target_noise, init=initialisers.usual),
     "sjd": Method(couple=couplers.fresh, accept=Token()),
     "scd": Method(couple=couplers.maximal, accept=Token()),
     "scd-gumbel": Method(couple=couplers.gumbel, accept=Token()),

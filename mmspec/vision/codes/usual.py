@@ -17,7 +17,9 @@ from mmspec.core.rules.base import TOKEN_EXACT, Accept
 
 KEPT = 64
 """Pictures of a model and a raster that are remembered."""
-_TWICE = 2  # pictures that have to agree at a place; elsewhere the commonest code of all places stands
+_TWICE = 2  # pictures that have to agree at a place
+_OFTEN = 0.05  # share of the pictures in which a place has to hold its commonest code: below it, a copied neighbour is the better guess
+_GROUND = 0.25  # share of all codes from which the commonest of them is a ground that stands wherever a place has no code of its own
 
 
 class CodeRecord:
@@ -56,14 +58,15 @@ def usual_codes(sequences: Tensor, raster: Raster) -> tuple[int, ...]:
         raster: their raster.
 
     Returns:
-        T codes: the one that stands there most often, or, where all pictures differ, the one that is commonest in them all; FREE at
-        controls.
+        T codes: the one that stands there most often; where the pictures differ, the one that is commonest in them all if they have a
+        ground, else FREE, as at controls.
     """
     cells = torch.tensor(raster.cells)
     codes = sequences.cpu().long()[:, cells]
     mode = codes.mode(0).values
-    common = codes.flatten().bincount().argmax()
-    chosen = torch.where((codes == mode).sum(0) >= _TWICE, mode, common)
+    counts = codes.flatten().bincount()
+    ground = counts.argmax() if counts.max() >= _GROUND * codes.numel() else FREE
+    chosen = torch.where((codes == mode).sum(0) >= max(_TWICE, _OFTEN * len(codes)), mode, ground)
     found = torch.full((raster.length,), FREE)
     found[cells] = chosen
     return tuple(found.tolist())
