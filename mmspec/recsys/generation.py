@@ -24,7 +24,7 @@ from mmspec.recsys.cost import CostModel, SearchSize
 from mmspec.recsys.filters.groups import GroupRules
 from mmspec.recsys.filters.item_filter import ItemFilter, Lists
 from mmspec.recsys.methods import BeamMethod, method_of
-from mmspec.recsys.search import beam_drafter, beam_target, history_prompts, path_processors
+from mmspec.recsys.search import beam_drafter, beam_target, history_prompts, look_ahead, path_processors, spare_columns
 from mmspec.run.arguments import check, check_items, public_call
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request
@@ -140,8 +140,11 @@ def recommend(
         check_prompt_ids("histories", inputs, model.config.get_text_config(decoder=True).vocab_size)
     check_paths_fit(model, inputs, catalogue)
     processors = path_processors(model, family, inputs, catalogue.levels)
-    target = beam_target(model, family, trie, beams, width if drafter is not None else 0, catalogue.tokens_used, processors)
+    spare = 0 if capture or chosen.plain else spare_columns(device)  # a captured search has one shape a level
+    drafted = max(width if drafter is not None else 0, beams + spare // max(rows, 1) if spare else 0)
+    target = beam_target(model, family, trie, beams, drafted, catalogue.tokens_used, processors)
     proposer = beam_drafter(request.drafter, target, chosen, beams, width, request.temperature)
+    proposer = proposer if hasattr(drafter, "begin") else look_ahead(proposer, chosen, trie, beams, spare)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
     rule = chosen.rule(trie, beams, request.temperature)

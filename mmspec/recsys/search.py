@@ -9,6 +9,8 @@ from torch import Tensor
 from mmspec.core.beams.trie import Trie
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.protocols import Drafter
+from mmspec.core.rules.base import TOKEN_EXACT
+from mmspec.drafters.descendants import Descendants
 from mmspec.drafters.model.beams import BeamDrafter, BeamModel, BeamSource
 from mmspec.drafters.none import NoDraft
 from mmspec.models.beam_target import BeamTarget
@@ -19,6 +21,9 @@ from mmspec.recsys.catalogue import SHOWN, Catalogue, Item
 from mmspec.recsys.methods import BeamMethod
 from mmspec.run.settings.generation_config import beam_settings
 from mmspec.utils.names import shown
+
+SPARE, SPARE_ON_GPU = 64, 256
+"""Columns that cost as much as the rest of a forward, on a CPU and on a GPU."""
 
 
 def history_prompts(catalogue: Catalogue, histories: Sequence[Sequence[Item]], device: torch.device) -> dict[str, Tensor]:
@@ -84,6 +89,28 @@ def beam_drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, wid
     if hasattr(drafter, "begin"):
         return drafter
     return BeamDrafter(beam_source(drafter, target, k, width), target.trie, mode.spread(k, width, temperature))
+
+
+def look_ahead(drafter: Drafter, mode: BeamMethod, trie: Trie, k: int, spare: int) -> Drafter:
+    """Return the drafter of a search, which drafts all descendants of the beams where few are left.
+
+    Args:
+        drafter: what drafts otherwise.
+        mode: how beams are selected; where it does not draft, or its rule reads how draft tokens were drawn, `drafter` is returned.
+        trie: the catalogue's paths.
+        k: beams kept on every level.
+        spare: draft tokens a level of the whole batch beyond the beams; see `spare_columns`.
+
+    Returns:
+        The drafter.
+    """
+    exact = mode.rule(trie, k, 1.0).exactness == TOKEN_EXACT
+    return Descendants(trie, k, spare, drafter) if exact and not mode.plain and spare else drafter
+
+
+def spare_columns(device: torch.device) -> int:
+    """Return how many columns cost less than a forward costs beside its columns, on `device`."""
+    return SPARE_ON_GPU if device.type == "cuda" else SPARE
 
 
 def beam_source(drafter: Any, target: BeamTarget, k: int, width: int) -> BeamSource:

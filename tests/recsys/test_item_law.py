@@ -177,7 +177,7 @@ def test_strict_output_is_plains(name, family):
     mask = torch.rand(len(USERS), len(CATALOGUE), generator=torch.Generator().manual_seed(0)) < 0.1
     for k, width in ((1, 4), (5, 5), (10, 40)):
         for allowed in (None, mask):
-            plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, allowed=allowed)
+            plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, allowed=allowed, method="plain")
             for length in ("auto", 1):
                 found = recommend(
                     model, USERS, k=k, catalogue=CATALOGUE, drafter=SOURCES[name], width=width, draft_length=length, allowed=allowed
@@ -218,7 +218,7 @@ def oracle(model, k: int) -> Known:
                 if state != NOWHERE:
                     given[row, trie.span[state, 0]] += 1.0
 
-    plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, on_step=note)
+    plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, on_step=note, method="plain")  # level by level
     for row, items in enumerate(plain.items):
         given[row, [leaf(item) for item in items]] += 100.0
     return Known(given)

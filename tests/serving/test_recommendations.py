@@ -16,6 +16,7 @@ from mmspec.core.beams.search import BeamRule, Forest
 from mmspec.drafters.heads.recurrent import RecurrentHead
 from mmspec.models.beam_target import BeamSession
 from mmspec.recsys import GroupRules, Retriever
+from mmspec.recsys import search as recsys_search
 from mmspec.recsys.cost import CostModel
 from mmspec.recsys.ngram import ItemNGram
 from mmspec.run.request import Request
@@ -101,9 +102,17 @@ def same(out, alone):
     assert torch.equal(out.lengths, alone.lengths)
 
 
+@pytest.fixture
+def level_by_level(monkeypatch):
+    """Searches that do not look ahead in the trie: a round that drafts all that is left ends a small one."""
+    monkeypatch.setattr(recsys_search, "SPARE", 0)
+
+
+@pytest.mark.parametrize("spare", [0, 8, 64])
 @pytest.mark.parametrize("drafter", [None, "model", "retriever", "n-gram", "head"])
 @pytest.mark.parametrize("method", ["plain", "strict", "coupled"])
-def test_every_user_gets_the_items_of_a_search_alone(method, drafter, model, drafters):
+def test_every_user_gets_the_items_of_a_search_alone(method, drafter, spare, model, drafters, monkeypatch):
+    monkeypatch.setattr(recsys_search, "SPARE", spare)
     if method == "plain" and drafter:
         with pytest.raises(ValueError, match=r"^method 'plain' drafts nothing"):
             served(model, drafters[drafter], [], method)
@@ -113,12 +122,12 @@ def test_every_user_gets_the_items_of_a_search_alone(method, drafter, model, dra
     for out, each in zip(found, requests, strict=True):
         same(out, each.alone(model, method="coupled" if method == "coupled" else "plain"))
     assert counts.restarted == counts.failed == 0
-    assert (counts.drafted > 0) == (drafter is not None)
+    assert (counts.drafted > 0) == (drafter is not None or (method != "plain" and spare > 0))
     assert counts.rows > counts.rounds  # some rounds had several rows
 
 
 @pytest.mark.parametrize("drafter", ["model", "head"])
-def test_rounds_are_those_of_the_search_alone(drafter, model, drafters):
+def test_rounds_are_those_of_the_search_alone(drafter, model, drafters, level_by_level):
     requests = [AskedItems(user, {"k": 5}, 2 * row) for row, user in enumerate(USERS)]
     found, _ = served(model, drafters[drafter], requests)
     for out, each in zip(found, requests, strict=True):
@@ -218,7 +227,7 @@ def test_prompts_of_another_form_and_in_pieces(model, drafters):
     assert counts.restarted == 0
 
 
-def test_columns_do_not_grow_with_the_number_of_users(model):
+def test_columns_do_not_grow_with_the_number_of_users(model, level_by_level):
     found = RecommendModel.of(model, Request.of(), None, settings())
     scheduler, waiting = scheduler_of(found, 3)
     widths = []
@@ -276,7 +285,7 @@ MUTANTS = {
 
 
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_found(name, model, monkeypatch):
+def test_mutants_are_found(name, model, monkeypatch, level_by_level):
     place, attribute, mutant, method = MUTANTS[name]
     requests = asked(method)
     right, _ = served(model, None, requests, method)

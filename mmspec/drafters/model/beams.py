@@ -174,16 +174,33 @@ class BeamGrower:
             drawn = (*drawn, DrawnChildren(told.log_q.view_as(children.state), torch.where(room_left, told.index, PAD)))
         else:
             index = spread(total, children.state.flatten(1), core * width, draft, depth, noise)
-        there = (index >= 0) & room_left
-        place = index.clamp_min(0)
-        found, nodes = (
-            torch.where(there, table.flatten(1).gather(1, place), fill) for table, fill in ((children.state, NOWHERE), (children.token, 0))
-        )
-        path = torch.where(there, total.gather(1, place), -torch.inf)
-        grown = draft.extend(nodes, torch.where(there, first + place // width, PAD), width=width, levels=depth + 1)
-        layers = (*forest.layers, index.shape[1])
-        aux = Forest(torch.cat([forest.state, found], 1), forest.beams, forest.level, layers, drawn)
-        return replace(grown, score=torch.cat([path_scores(draft), path], 1), aux=aux)
+        return with_level(draft, children, torch.where(room_left, index, -1), total, drawn)
+
+
+def with_level(draft: Draft, children: Children, index: Tensor, score: Tensor, drawn: tuple[DrawnChildren, ...] = ()) -> Draft:
+    """Return a draft with one level more.
+
+    Args:
+        draft: a draft of a beam search, [B, N].
+        children: those of its last M columns, [B, M, C].
+        index: which of them are draft tokens, LongTensor [B, D] in 0..M * C - 1; -1 for none.
+        score: log-probability of the path to each child, [B, M * C].
+        drawn: how the levels were drawn, this one included, for rules that read it.
+
+    Returns:
+        The draft, [B, N + D].
+    """
+    forest: Forest = draft.aux
+    there, place, width = index >= 0, index.clamp_min(0), children.state.shape[-1]
+    found, nodes = (
+        torch.where(there, table.flatten(1).gather(1, place), fill) for table, fill in ((children.state, NOWHERE), (children.token, 0))
+    )
+    path = torch.where(there, score.gather(1, place), -torch.inf)
+    parent = torch.where(there, draft.size - children.state.shape[1] + place // width, PAD)
+    grown = draft.extend(nodes, parent, width=width, levels=len(forest.layers) + 1)
+    layers = (*forest.layers, index.shape[1])
+    aux = Forest(torch.cat([forest.state, found], 1), forest.beams, forest.level, layers, drawn)
+    return replace(grown, score=torch.cat([path_scores(draft), path], 1), aux=aux)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from mmspec.recsys.cost import CostModel
 from mmspec.recsys.filters.item_filter import ItemFilter
 from mmspec.recsys.generation import beams_of, check_paths_fit, refuse_temperature
 from mmspec.recsys.methods import BeamMethod, method_of
-from mmspec.recsys.search import beam_source, beam_target, history_prompts, path_processors
+from mmspec.recsys.search import beam_source, beam_target, history_prompts, look_ahead, path_processors, spare_columns
 from mmspec.run.arguments import check, check_items
 from mmspec.run.draft_length import control_of
 from mmspec.run.request import Request, refuse
@@ -100,6 +100,7 @@ class RecommendModel:
         target = beam_target(model, family, trie, settings.beams, width, catalogue.tokens_used)
         source = None if drafter is None else beam_source(drafter, target, settings.beams, width)
         own = NoDraft() if source is None else BeamDrafter(source, trie, method.spread(settings.beams, width, 1.0))
+        own = look_ahead(own, method, trie, settings.beams, spare_columns(model.device))
         control = control_of(request.draft_length, own, auto=lambda: Fixed(trie.levels - 1), thompson=False, unit="levels")
         found = RecommendModel(model, replace(settings, width=width), method, trie, by_rows(control), source, max_length)
         found._refuse_fixed_rows()
@@ -158,10 +159,11 @@ class RecommendModel:
         rule = replace(
             self.method.rule(trie, settings.beams, temperature), most=torch.tensor([work.beams for work in works], device=device)
         )
-        drafter, width = NoDraft(), 0
+        drafter, width, spare = NoDraft(), 0, 0 if self.method.plain else spare_columns(device)
         if self.source is not None:
             width = settings.width or 0
             drafter = BeamDrafter(self.source, trie, self.method.spread(settings.beams, width, temperature))
+        drafter, width = look_ahead(drafter, self.method, trie, settings.beams, spare), max(width, settings.beams + spare)
         pipelines, tokens = RowPipelines(tuple(work.pipeline for work in works)), settings.catalogue.tokens_used
         return Rounds(
             beam_target(self.model, family_of(self.model), trie, settings.beams, width, tokens, pipelines),
