@@ -52,5 +52,6 @@ def assisted() -> Loaded:
     """A model with a trained net and a smaller model, whose codes are shown as colours."""
     model = guided_model()
     model.assistant.labels = model.labels
+    model.usual_codes = (0,) * model.raster.length  # fixed: counts of a job do not depend on what this process has seen before
     model.to_pictures = lambda codes: [temperature(each, model.raster.codes) for each in codes]
     return Loaded("assisted", model)
