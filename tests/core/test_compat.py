@@ -93,6 +93,19 @@ def test_a_custom_decoding_function_finds_what_the_encoder_was_given():
     assert compat.encoder_source(1) == {}
 
 
+def test_positions_that_generate_hands_to_a_forward():
+    """From 0; a forward that gets none may count in another way, as RoBERTa's does, from behind the padding id."""
+    config = hf.RobertaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, is_decoder=True)
+    model, seen = hf.RobertaForCausalLM(config).eval(), []
+    model.roberta.embeddings.position_embeddings.register_forward_pre_hook(lambda _, args: seen.append(args[0].tolist()))
+    ids = torch.tensor([[5, 6, 7]])
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+    model(input_ids=ids, **compat.generation_positions(model, ids))
+    model(input_ids=ids)
+    assert seen == [[[0, 1, 2]], [[0, 1, 2]], [[2, 3, 4]]]
+    assert compat.generation_positions(build(SIGHTS["Qwen2-VL"].case), ids) == {}
+
+
 def test_rope_deltas_are_noted_on_the_base_module_and_put_back():
     model, inputs = build(SIGHTS["Qwen2-VL"].case), batch("Qwen2-VL", [row("Qwen2-VL", 2, ("picture", 4, 8), 3)])
     with torch.no_grad(), compat.rope_deltas_kept(model):

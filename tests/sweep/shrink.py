@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from mmspec.models.compat.shared_states import buildable
 from tests.sizes import IDS
 
 VOCAB = 71
@@ -43,6 +44,7 @@ _WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_atte
 _PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")
 _PLACES += ("max_encoder_position_embeddings", "max_decoder_position_embeddings", "context_length", "keep_window_size")
 _STATES = ("mamba_d_state", "ssm_state_size", "state_size")
+_INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
 _RANKS = ("kv_lora_rank", "q_lora_rank", "o_lora_rank", "gated_norm_rank")
 
 SIZES: dict[str, int] = {
@@ -69,6 +71,7 @@ SIZES: dict[str, int] = {
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 3, "cls_token_id": 4}
 
+_ALL_SHARED = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 2}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"patcher_config": {"hidden_size": 32}},
@@ -77,9 +80,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")},
     },
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
     "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "adapter_in_dim": 32},
+    "dots3_note_audio_encoder": {"adapter_input_size": 32},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma4_assistant": {
+        "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, **_ALL_SHARED}
+    },
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text", **_ALL_SHARED}},
+    "glm5_next_text": {"index_topk": 16, "qk_rope_head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -88,6 +98,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "minimax": {"sliding_window": None},
     "nemotron_h": {"sliding_window": None},
+    "qwen4_exp_text": {f"indexer_{name}": size for name, size in zip(_INDEXER, (4, 1, 8, 8, 4), strict=True)},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
@@ -199,6 +210,7 @@ def small_model(model_class: type, config: Any, seed: int = 0) -> Any:
     """A small random model of `model_class`, ready to be examined."""
     torch.manual_seed(seed)
     make = getattr(model_class, "_from_config", None)
+    config = buildable(config)
     return sharpen(make(config) if make is not None else model_class(config), seed)
 
 

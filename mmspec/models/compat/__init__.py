@@ -46,6 +46,7 @@ from mmspec.models.compat.models import (
 )
 from mmspec.models.compat.positions import (
     argument_names,
+    generation_positions,
     mask_makers,
     recomputes_at_rope_switch,
     relative_buckets,
@@ -86,6 +87,7 @@ __all__ = [
     "frame_of",
     "generate_call",
     "generation_defaults",
+    "generation_positions",
     "generation_settings",
     "gguf_options",
     "global_hooks",

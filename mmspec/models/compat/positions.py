@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 
 @contextmanager
@@ -41,6 +42,20 @@ def _mask_makers(*kinds: type) -> frozenset[str]:
     homes = {kind.__module__ for each in kinds for kind in each.__mro__ if "modeling_" in kind.__module__}
     names = {name for home in homes - {"transformers.modeling_utils"} for name in vars(sys.modules[home])}
     return frozenset(name for name in names if name.startswith("create_") and "mask" in name)
+
+
+def generation_positions(model: Any, ids: Tensor) -> dict[str, Tensor]:
+    """The positions that `generate` hands to the forward of a decoder-only model for `ids` [B, T] without padding.
+
+    A class whose forward counts in another way where it gets none (RoBERTa and kin, from behind the padding id) generates by these. Classes
+    that prepare positions in a way of their own, and forwards that take none, get none. Relies on
+    `_prepare_position_ids_for_generation` (5.23; where a release has none, none are given).
+    """
+    name = "_prepare_position_ids_for_generation"
+    prepare, usual = (getattr(kind, name, None) for kind in (type(model), GenerationMixin))
+    if prepare is None or prepare is not usual or "position_ids" not in argument_names(model):
+        return {}
+    return {"position_ids": prepare(model, ids, {"input_ids": ids})}
 
 
 def takes_argument(model: Any, name: str) -> bool:
