@@ -41,8 +41,8 @@ _HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"
 _HEAD_WIDTHS += ("d_head", "kv_channels", "attention_head_size", "linear_key_head_dim", "linear_value_head_dim", "index_head_dim")
 _HEAD_WIDTHS += ("mamba_head_dim", "mamba_d_head", "attention_head_dim", "swa_v_head_dim", "cross_head_dim", "rotary_dim")
 _WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_attention", "sliding_window_size", "attention_window_size")
-_PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")
-_PLACES += ("max_encoder_position_embeddings", "max_decoder_position_embeddings", "context_length", "keep_window_size")
+PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")
+PLACES += ("max_encoder_position_embeddings", "max_decoder_position_embeddings", "context_length", "keep_window_size")
 _STATES = ("mamba_d_state", "ssm_state_size", "state_size")
 _INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
 _RANKS = ("kv_lora_rank", "q_lora_rank", "o_lora_rank", "gated_norm_rank")
@@ -61,7 +61,7 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(_ONE, 1),
     **dict.fromkeys(_HEAD_WIDTHS, 8),
     **dict.fromkeys(_WINDOWS, WINDOW),
-    **dict.fromkeys(_PLACES, POSITIONS),
+    **dict.fromkeys(PLACES, POSITIONS),
     **dict.fromkeys(_STATES, 8),
     **dict.fromkeys(_RANKS, 16),
     **{"query_pre_attn_scalar": 8, "max_window_layers": 1, "index_topk": 4, "chunk_size": 8, "num_mel_bins": 8, "num_codebooks": 2},
