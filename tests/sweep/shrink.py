@@ -20,7 +20,13 @@ POSITIONS = 128
 WINDOW = 8
 
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads", "attention_heads")
-_HEADS += ("encoder_num_attention_heads", "decoder_num_attention_heads", "linear_num_value_heads", "swa_num_attention_heads")
+_HEADS += (
+    "encoder_num_attention_heads",
+    "decoder_num_attention_heads",
+    "linear_num_value_heads",
+    "linear_num_heads",
+    "swa_num_attention_heads",
+)
 _HEADS += ("cross_num_attention_heads", "index_n_heads", "num_ada_heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads", "kv_n_heads")
 _KEY_HEADS += ("swa_num_key_value_heads", "cross_num_key_value_heads", "linear_num_key_heads")
@@ -38,7 +44,15 @@ _CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe
 _ONE = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts", "n_group", "topk_group", "first_k_dense_replace")
 _ONE += ("mamba_n_groups", "n_groups", "mamba_ngroups", "num_dense_layers", "moe_layer_start_index", "num_mem_blocks")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "dim_head", "swa_head_dim", "global_head_dim")
-_HEAD_WIDTHS += ("d_head", "kv_channels", "attention_head_size", "linear_key_head_dim", "linear_value_head_dim", "index_head_dim")
+_HEAD_WIDTHS += (
+    "d_head",
+    "kv_channels",
+    "attention_head_size",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_head_dim",
+    "index_head_dim",
+)
 _HEAD_WIDTHS += ("mamba_head_dim", "mamba_d_head", "attention_head_dim", "swa_v_head_dim", "cross_head_dim", "rotary_dim")
 _WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_attention", "sliding_window_size", "attention_window_size")
 PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")

@@ -10,7 +10,7 @@ WAYS = {
     "causal mpt": "right, goes on, as its own forward does not",  # biases for so many distances
     "causal roberta": "right, ends",  # learned, after the padding id
     "causal llama": "right, goes on",
-    "causal mamba": "right, goes on",
+    "causal jamba": "right, goes on",  # no positions, though its config names a number
     "seq2seq bart": "right, ends",
     "seq2seq t5": "right, goes on",
 }
