@@ -191,6 +191,16 @@ class Pairs:
         if not is_guided(self.doubled.processors):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
+    @property
+    def values(self) -> int | None:
+        """As of the target over both rows; see `HFTarget.values`."""
+        return self.doubled.values
+
+    @property
+    def codebook_size(self) -> int | None:
+        """As of the target over both rows; see `HFTarget.codebook_size`."""
+        return self.doubled.codebook_size
+
     def capture(self, reserve: int) -> "Pairs":
         """Return these pairs with their forwards captured; see `HFTarget.capture`."""
         return Pairs(self.doubled.capture(reserve))

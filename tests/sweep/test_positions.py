@@ -12,6 +12,7 @@ WAYS = {
     "causal llama": "right, goes on",
     "causal jamba": "right, goes on",  # no positions, though its config names a number
     "seq2seq bart": "right, ends",
+    "seq2seq m2m_100": "right, goes on",  # sinusoids, made as they are needed
     "seq2seq t5": "right, goes on",
 }
 CASES = {f"{case.kind} {case.name}": case for case in cases()}

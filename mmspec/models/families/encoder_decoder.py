@@ -13,7 +13,15 @@ from transformers import GenerationMixin
 from mmspec.models.compat import attention_of
 from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
-from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, positions_in, with_attributes
+from mmspec.models.families.decoder_positions import (
+    Change,
+    DecoderPositionTable,
+    PositionIds,
+    Positions,
+    learned,
+    positions_in,
+    with_attributes,
+)
 from mmspec.models.families.encoder import EncoderStates, run_encoder
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, uncompiled
@@ -66,7 +74,9 @@ class EncoderDecoder:
         return cls(_layers(decoder, config), _source(model), positions, _window(config), beside, bool(_uncapped(decoder)))
 
     def positions_table(self, model: Any) -> int | None:
-        """Positions that the decoder looks up; see `models.family.PositionsTable`."""
+        """Positions that the decoder looks up; see `models.family.PositionsTable`. Sinusoids are made for as many as are needed."""
+        if isinstance(self.positions, DecoderPositionTable) and self.positions.lookup is not learned:
+            return None
         config = getattr(decoder_of(model), "config", model.config)
         return None if getattr(config, "rope_parameters", None) else positions_limit(model)
 
