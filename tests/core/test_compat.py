@@ -15,6 +15,7 @@ from transformers.generation import logits_process as known
 from transformers.generation.streamers import BaseStreamer
 from transformers.video_utils import VideoMetadata
 
+import mmspec
 from mmspec.models import compat
 from mmspec.models.changed import replaced
 from mmspec.models.compat import mtp, shared_states
@@ -28,6 +29,7 @@ from tests.sizes import STATES
 from tests.speech import small_whisper
 from tests.speech.small_codecs import encodec
 from tests.speech.small_csm import csm
+from tests.sweep import image as pictures
 from tests.sweep.causal import DYNAMIC, LONGROPE, VARIANTS, make
 
 ROOT = Path(__file__).parents[2]
@@ -104,6 +106,15 @@ def test_positions_that_generate_hands_to_a_forward():
     model(input_ids=ids)
     assert seen == [[[0, 1, 2]], [[0, 1, 2]], [[2, 3, 4]]]
     assert compat.generation_positions(build(SIGHTS["Qwen2-VL"].case), ids) == {}
+
+
+def test_decoders_that_read_pooled_states_are_known():
+    cases = {case.name: case for case in pictures.cases()}
+    model, inputs = cases["pp_formulanet"].make(), cases["pp_formulanet"].alone(None, 0)
+    assert compat.decodes_pooled_states(model)
+    assert not compat.decodes_pooled_states(cases["vision-encoder-decoder"].make())
+    with pytest.raises(ValueError, match="decoder reads what its encoder pools"):
+        mmspec.text.generate(model, inputs, max_new_tokens=2)
 
 
 def test_rope_deltas_are_noted_on_the_base_module_and_put_back():

@@ -67,7 +67,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "image_grid_pinpoints": [[8, 16], [16, 8]],
     },
     "molmo2": {"vision_config": {"image_size": [8, 8]}, "adapter_config": {"vision_feature_layer": [1, 0]}},
-    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "out_hidden_size": 32}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [16] * 4, "out_hidden_size": 32}},
     "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "aria": {"projector_patch_to_query_dict": {4: 2}},
     "deepseek_vl_hybrid": {
@@ -82,6 +82,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{key: {"vision_config": STRIPS, "insert_layer_id": 0} for key in ("minicpmv4_6", "minicpm_ocr")},
     "minicpmv4_7": {"vision_config": STRIPS, "insert_layer_id": 0, "text_config": {"rope_parameters": ROPE}, **MARKS},
     "muse_glimmer": {"out_hidden_size": 128},
+    "pp_formulanet": {
+        "vision_config": {
+            **{"decoder_hidden_size": 32, "output_channels": 16, "post_conv_in_channels": 16, "global_attn_indexes": [1]},
+            **{"post_conv_mid_channels": 16, "post_conv_out_channels": 32},
+        }
+    },
     "paddleocr_vl": {"text_config": {"rope_parameters": ROPE}},
     "qwen2_5_omni_thinker": {**OMNI, "text_config": {"rope_parameters": ROPE}},
     "qwen3_omni_moe_thinker": {
@@ -207,6 +213,21 @@ READS: dict[str, Read] = {
     "gemma4": Read(placed_patches),
 }
 """What the processor of a model type makes of one picture."""
+
+SEEN: dict[str, Callable[[torch.Generator], dict[str, Tensor]]] = {
+    "vision-encoder-decoder": square(8).picture,
+    "pp_formulanet": square(8).picture,
+    "pix2struct": lambda generator: {
+        "flattened_patches": torch.cat([torch.full((1, 6, 2), 1.0), torch.randn(1, 6, 768, generator=generator)], -1),
+        "attention_mask": torch.ones(1, 6),
+    },
+    "udop": lambda generator: {
+        **square(8).picture(generator),
+        **{"input_ids": torch.randint(5, 30, (1, 9), generator=generator), "attention_mask": torch.ones(1, 9, dtype=torch.long)},
+        "bbox": torch.rand(1, 9, 4, generator=generator),
+    },
+}
+"""What an encoder of pictures reads, by model type: one picture, and no words of a prompt."""
 
 NAMED = {
     **{"llava": "LLaVA", "llava_next": "LLaVA-NeXT", "llava_onevision": "LLaVA-OneVision", "vipllava": "VipLLaVA", "mllama": "Mllama"},

@@ -85,6 +85,8 @@ SIZES: dict[str, int] = {
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 3, "cls_token_id": 4}
 
+_SWA = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
+_SWA |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
 _ALL_SHARED = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 2}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
@@ -95,7 +97,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")},
     },
     "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dots3_note_text": {"num_key_value_heads": 4, **{f"swa_{name}": size for name, size in _SWA.items()}},
     "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "adapter_in_dim": 32},
     "dots3_note_audio_encoder": {"adapter_input_size": 32},
     "falcon_h1": {"mamba_d_ssm": 64},
@@ -215,7 +217,9 @@ def sharpen(model: Any, seed: int = 0, by: float = 0.15) -> Any:
     for buffer in model.buffers():
         if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
             buffer.data.nan_to_num_(0.0)
-    settings = model.generation_config
+    settings = getattr(model, "generation_config", None)
+    if settings is None:  # a policy of a robot: it does not generate
+        return model
     settings.max_length, settings.pad_token_id, settings.eos_token_id = None, IDS["pad_token_id"], None  # every row to its full length
     return model
 

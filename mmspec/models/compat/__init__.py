@@ -46,6 +46,7 @@ from mmspec.models.compat.models import (
 )
 from mmspec.models.compat.positions import (
     argument_names,
+    decodes_pooled_states,
     generation_positions,
     mask_makers,
     recomputes_at_rope_switch,
@@ -79,6 +80,7 @@ __all__ = [
     "config_path",
     "copied",
     "csm_embeddings",
+    "decodes_pooled_states",
     "eager_configs",
     "encodec_frame",
     "encoder_source",

@@ -75,6 +75,14 @@ def _names_of(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
 
 
+def decodes_pooled_states(model: Any) -> bool:
+    """Whether the decoder of an encoder-decoder model reads what its encoder pools, not its last states.
+
+    Relies on the forward of its base model naming `encoder_outputs.pooler_output` (PP-FormulaNet, 5.23).
+    """
+    return "encoder_outputs.pooler_output" in inspect.getsource(type(model.base_model).forward)
+
+
 def recomputes_at_rope_switch(model: Any) -> bool:
     """Whether `generate` runs a sequence anew with the long factors when it grows past `original_max_position_embeddings`.
 

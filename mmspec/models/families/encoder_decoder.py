@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from mmspec.models.compat import attention_of
+from mmspec.models.compat import attention_of, decodes_pooled_states
 from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
 from mmspec.models.families.decoder_positions import (
@@ -65,6 +65,11 @@ class EncoderDecoder:
     def of(cls, model: Any) -> "EncoderDecoder":
         """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
+        if decodes_pooled_states(model):
+            raise ValueError(
+                f"{type(model).__name__}'s decoder reads what its encoder pools, which is not kept here: use plain transformers generation "
+                "for this model"
+            )
         decoder = decoder_of(model)
         config = getattr(decoder, "config", model.config)
         _refuse_own_generate(model)

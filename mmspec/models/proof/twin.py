@@ -65,6 +65,7 @@ _SIZES: dict[str, int] = {
     **{"linear_num_heads": 4, "base_channels": 32},
 }
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
+_WORD = len(set(_SPECIAL.values()))  # an id that is no special token, padding least of all
 _DERIVED = ("num_layers_per_stack", "qk_head_dim")
 """Fields that a config derives from others where they are not given."""
 _DROPPED = (*_DERIVED, "quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version", "architectures")
@@ -79,7 +80,7 @@ def twin_of(model: Any, seed: int = 0) -> Any:
     torch.manual_seed(seed)
     twin = _spread(kind(small).float().eval())
     if twin.config.is_encoder_decoder and twin.generation_config.decoder_start_token_id is None:  # it may stand in the model's alone
-        twin.generation_config.decoder_start_token_id = _SPECIAL["decoder_start_token_id"]
+        twin.generation_config.decoder_start_token_id = _WORD
     return twin
 
 
