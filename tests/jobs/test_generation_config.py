@@ -1,5 +1,7 @@
 """Jobs under a generation config that changes what is generated: their outputs are those of the calls, in batches and joining."""
 
+from typing import Any
+
 import pytest
 from transformers import GenerationConfig
 
@@ -52,7 +54,8 @@ def test_recommendations():
 @WAYS
 def test_sound(joining):
     """What a checkpoint's generation config says is the model's `sampling`."""
-    texts, limits, waves = ["ab", "cd e", "f"], {"max_seconds": 0.5}, []
+    texts, waves = ["ab", "cd e", "f"], []
+    limits: dict[str, Any] = {"max_seconds": 0.5}
     for config in (GenerationConfig(), GenerationConfig(do_sample=True, temperature=0.6, top_k=3)):
         model = speaker(sampling=sampling_of(config))
         voice = next(iter(model.voices))
