@@ -61,3 +61,23 @@ def refuse_unordered(target: Any, rule: Any) -> None:
             f"{type(rule).__name__} reads how far apart two values are, but those of this target have no order (ids of text, codes): "
             "choose another accept rule, such as 'topk-gap' or 'typical', or a target with ordered = True"
         )
+
+
+def refuse_other_table(target: Any, rule: Any) -> None:
+    """Refuse a rule whose table of values, such as a codebook, is not that of the target.
+
+    Args:
+        target: the target; `values` is how many values it has, `codebook_size` how many of them, the first, are codes.
+        rule: the accept rule; one with a table has its number of values as `table_size`. Values behind the table stand for themselves.
+
+    Raises:
+        ValueError: in one line.
+    """
+    size, values, codes = getattr(rule, "table_size", None), getattr(target, "values", None), getattr(target, "codebook_size", None)
+    if size is None or values is None or (size <= values if codes is None else size in (codes, values)):
+        return
+    own = f"{values} values" if codes is None else f"{codes} codes"
+    raise ValueError(
+        f"the accept rule ({type(rule).__name__}) has a table of {size} values, and the target has {own}: make the table of the target's "
+        "own codebook or embeddings, or number it anew with placed(...)"
+    )

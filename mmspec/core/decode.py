@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from mmspec.core.accept_rule import AcceptRule, refuse_unordered
+from mmspec.core.accept_rule import AcceptRule, refuse_other_table, refuse_unordered
 from mmspec.core.control import Charged, Control, PutsOff, chosen_once, expect_start, next_length
 from mmspec.core.noise import Noise
 from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
@@ -89,6 +89,7 @@ class Rounds(RoundRows):
         self.clock = clock = RoundClock(encoded)
         self.accept, self.stopping, self.noise, self.plain = accept, stopping, replace(noise, coupled=accept.coupled), plain
         refuse_unordered(target, accept)
+        refuse_other_table(target, accept)
         session, self.pending = target.begin(prompt)
         self.session: TargetSession = session
         clock.lap("encode")

@@ -17,7 +17,7 @@ from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
 from mmspec.vision.families.base import ImageModel
 from mmspec.vision.generation import Pictures, generate
-from mmspec.vision.plan import PicturePlan, usual_window
+from mmspec.vision.plan import PicturePlan, guidance_of, usual_window
 from mmspec.vision.quality.contact_sheets import picture_bytes
 
 COUNTED = ("tokens", "target_calls", "row_calls", "drafted", "accepted")
@@ -92,6 +92,7 @@ class Draw:
             check_draft_steps(model.fit(method), method, self.options.get("draft_steps"))
         else:
             self._plan(model)
+            guidance_of(model, self.options.get("guidance"))
 
     def check(self, record: dict[str, Any]) -> dict[str, Any]:
         """Return the record. ValueError for a missing prompt, an unknown class, or an invalid seed."""

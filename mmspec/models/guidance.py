@@ -17,6 +17,7 @@ from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.processors.history import History
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.records import Draft, Scored, Verdict
+from mmspec.models.session import Room
 from mmspec.models.target import HFSession, HFTarget, RankZeroChoice
 from mmspec.utils.devices import to_device
 
@@ -190,6 +191,16 @@ class Pairs:
         if not is_guided(self.doubled.processors):
             raise ValueError("pairs need Guided processors, which make one distribution of two rows")
 
+    @property
+    def values(self) -> int | None:
+        """As of the target over both rows; see `HFTarget.values`."""
+        return self.doubled.values
+
+    @property
+    def codebook_size(self) -> int | None:
+        """As of the target over both rows; see `HFTarget.codebook_size`."""
+        return self.doubled.codebook_size
+
     def capture(self, reserve: int) -> "Pairs":
         """Return these pairs with their forwards captured; see `HFTarget.capture`."""
         return Pairs(self.doubled.capture(reserve))
@@ -225,6 +236,16 @@ class PairedSession:
     def scored(self) -> int:
         """Columns of the draft under way scored so far."""
         return self.doubled.scored
+
+    @property
+    def room(self) -> Room:
+        """By row, the positions behind the prompt: the fewer of a guided row's two prompts; see `models.session.Room`."""
+        own = self.doubled.room
+        return own and [min(own[row], own[self.pairs.places.get(row, row)]) for row in range(self.pairs.rows)]
+
+    def leave_out_long_prompts(self) -> None:
+        """Leave out rows whose prompt is too long; see `HFSession.leave_out_long_prompts`."""
+        self.doubled.leave_out_long_prompts()
 
     def score(self, draft: Draft) -> Scored:
         """One forward of all rows. Hidden states, if requested, are those of the doubled batch."""

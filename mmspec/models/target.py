@@ -159,6 +159,18 @@ class HFTarget:
         """True if values are in order, so that their numbers have distances: a family says so by a true attribute `ordered`."""
         return getattr(self.family, "ordered", False)
 
+    @property
+    def values(self) -> int | None:
+        """Values that a distribution is over: those of the family where it has its own, else the ids of the vocabulary; None if unknown."""
+        known = getattr(self.family, "values", None)
+        text = getattr(getattr(self.model, "config", None), "get_text_config", None)
+        return known if known is not None or text is None else getattr(text(decoder=True), "vocab_size", None)
+
+    @property
+    def codebook_size(self) -> int | None:
+        """How many of the values, the first, are codes of a codebook; None where a family does not say."""
+        return getattr(self.family, "codebook_size", None)
+
     def own(self) -> tuple[Family, Any]:
         """Return the family and this thread's copy of the model, on which hooks and changes for the length of a forward are made.
 

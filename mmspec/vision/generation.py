@@ -39,7 +39,7 @@ from mmspec.vision.continuous.latents import Sampling
 from mmspec.vision.continuous.methods import ContinuousPictures, continuous_model
 from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
-from mmspec.vision.plan import PicturePlan, control_for
+from mmspec.vision.plan import PicturePlan, control_for, guidance_of
 
 
 @dataclass(frozen=True)
@@ -153,7 +153,7 @@ def generate(
         found, method, drafter, window=window, tree=tree, couple=couple, init=init, drift_budget=drift_budget,
         accept=rule_of(accept, temperature) if isinstance(accept, str) else accept,
     )  # fmt: skip
-    scale = scale_of(guidance)
+    scale = guidance_of(found, guidance)
     distributions = pipeline(temperature=temperature, top_k=top_k, top_p=top_p, first=[Grammar(found.raster)])
     prompt = found.encode(prompts, guided=scale is not None)
     rows = len(prompt.mask) // (1 if scale is None else 2)

@@ -1,6 +1,6 @@
 """How pictures of codes are generated: model, method, rule, window and drafter, resolved from the arguments of `mmspec.vision.generate`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from mmspec.models.guidance import Pairs, is_guided
 from mmspec.models.target import HFTarget
 from mmspec.run.arguments import check_drafted
 from mmspec.run.draft_length import control_of
+from mmspec.run.drop_in.arguments import READ_ELSEWHERE, cache_reason, unread_field
+from mmspec.run.guidance import scale_of
 from mmspec.run.shapes import Tree, shape_of
 from mmspec.utils.names import unknown
 from mmspec.vision.checkpoints.drafters import load_image_drafter
@@ -36,6 +38,8 @@ CHAIN = 6
 _HEAD = 0.02  # of a picture's values: what window="auto" may lose before it decodes plainly
 PLAIN = Fixed(0)
 """No draft tokens."""
+_READ = READ_ELSEWHERE | {"do_sample", "temperature", "top_k", "top_p", "guidance_scale"}
+"""Fields of a generation config that the call has arguments for, that adapters read, or that change no code."""
 
 
 @dataclass(frozen=True)
@@ -81,8 +85,10 @@ class PicturePlan:
             The plan, without drafts: see `windowed`.
 
         Raises:
-            ValueError: for invalid arguments, and for those that the method does not read.
+            ValueError: for invalid arguments, for those that the method does not read, and for settings of the model's generation config
+                that pictures are drawn without.
         """
+        _refuse_settings(model)
         drafter = load_image_drafter(drafter, model) if isinstance(drafter, str | Path) else drafter
         method = default_method(drafter) if method is None else method
         plan = method_of(method, accept=accept, couple=couple, init=initialiser_of(init))
@@ -145,6 +151,38 @@ class PicturePlan:
     def noise(self, noise: Noise) -> RingNoise:
         """Return `noise` as it is drawn for windows: once a position."""
         return RingNoise.of(noise, self.most + 1)
+
+
+def _refuse_settings(model: ImageModel) -> None:
+    """Raise ValueError for a setting of the model's generation config by which its class would draw other codes."""
+    config = getattr(model.model, "generation_config", None)
+    if config is None:
+        return
+    if unread := unread_field(config, _READ - {"cache_implementation"} if cache_reason(config) else _READ):
+        name, value, off = unread
+        raise ValueError(
+            f"{type(model.model).__name__}'s generation_config.{name} is {value!r}, and pictures are drawn without it: "
+            f"set model.generation_config.{name} = {off}"
+        )
+
+
+def guidance_of(model: ImageModel, guidance: float | Sequence[float] | None) -> float | tuple[float, ...] | None:
+    """Return the guidance scale, one a row as a tuple; None for no guidance.
+
+    Args:
+        model: the adapter of the target.
+        guidance: as in `mmspec.vision.generate`.
+
+    Raises:
+        ValueError: for anything but numbers from 0 on, and for none where the model's generation config has a scale.
+    """
+    said = getattr(getattr(model.model, "generation_config", None), "guidance_scale", None)
+    if guidance is None and scale_of(said) is not None:
+        raise ValueError(
+            f"{type(model.model).__name__}'s generation_config.guidance_scale is {said}, and no guidance is given: "
+            f"give guidance={said}, or guidance=1 for none"
+        )
+    return scale_of(guidance)
 
 
 def usual_window(method: Method) -> int:

@@ -15,6 +15,7 @@ from transformers.generation import logits_process as known
 from transformers.generation.streamers import BaseStreamer
 from transformers.video_utils import VideoMetadata
 
+import mmspec
 from mmspec.models import compat
 from mmspec.models.changed import replaced
 from mmspec.models.compat import mtp, shared_states
@@ -28,6 +29,7 @@ from tests.sizes import STATES
 from tests.speech import small_whisper
 from tests.speech.small_codecs import encodec
 from tests.speech.small_csm import csm
+from tests.sweep import image as pictures
 from tests.sweep.causal import DYNAMIC, LONGROPE, VARIANTS, make
 
 ROOT = Path(__file__).parents[2]
@@ -91,6 +93,28 @@ def test_a_custom_decoding_function_finds_what_the_encoder_was_given():
     model.generate(encoder_outputs=model.get_encoder()(**given), custom_generate=custom, max_new_tokens=2)
     assert seen.pop() == {}
     assert compat.encoder_source(1) == {}
+
+
+def test_positions_that_generate_hands_to_a_forward():
+    """From 0; a forward that gets none may count in another way, as RoBERTa's does, from behind the padding id."""
+    config = hf.RobertaConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8, is_decoder=True)
+    model, seen = hf.RobertaForCausalLM(config).eval(), []
+    model.roberta.embeddings.position_embeddings.register_forward_pre_hook(lambda _, args: seen.append(args[0].tolist()))
+    ids = torch.tensor([[5, 6, 7]])
+    model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=1, do_sample=False)
+    model(input_ids=ids, **compat.generation_positions(model, ids))
+    model(input_ids=ids)
+    assert seen == [[[0, 1, 2]], [[0, 1, 2]], [[2, 3, 4]]]
+    assert compat.generation_positions(build(SIGHTS["Qwen2-VL"].case), ids) == {}
+
+
+def test_decoders_that_read_pooled_states_are_known():
+    cases = {case.name: case for case in pictures.cases()}
+    model, inputs = cases["pp_formulanet"].make(), cases["pp_formulanet"].alone(None, 0)
+    assert compat.decodes_pooled_states(model)
+    assert not compat.decodes_pooled_states(cases["vision-encoder-decoder"].make())
+    with pytest.raises(ValueError, match="decoder reads what its encoder pools"):
+        mmspec.text.generate(model, inputs, max_new_tokens=2)
 
 
 def test_rope_deltas_are_noted_on_the_base_module_and_put_back():

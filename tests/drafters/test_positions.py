@@ -12,12 +12,25 @@ import transformers
 from torch import Tensor, nn
 
 import mmspec
+from mmspec.core.control import Fixed
+from mmspec.core.decode import generate
+from mmspec.core.noise import Noise
+from mmspec.core.processors.pipeline import Pipeline
+from mmspec.core.rules.greedy import Greedy
+from mmspec.core.stopping import DefaultStopping
+from mmspec.drafters.model.drafter import ModelDrafter
 from mmspec.drafters.model.horizontal_cascade import HorizontalCascade
 from mmspec.drafters.model.vertical_cascade import VerticalCascade
+from mmspec.drafters.none import NoDraft
 from mmspec.drafters.retrieval.lookup import Lookup
+from mmspec.drafters.views.text_views import Newline
 from mmspec.models.families.registry import family_of
+from mmspec.models.guidance import Guided, GuidedRows, Pairs
+from mmspec.models.target import HFTarget
 from tests.beam_world import shop, users
+from tests.drafters.looking import LINE, asked, llava
 from tests.drafters.sources import TREES
+from tests.families import VOCAB
 
 SHORT, LONG, NEW, SIZE = 24, 96, 30, 50
 _IDS = {"vocab_size": SIZE, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
@@ -166,6 +179,64 @@ def test_beams_of_a_drafter_that_the_history_is_too_long_for(method):
         found = mmspec.recsys.recommend(target, chosen, drafter, k=5, catalogue=catalogue, method=method)
         assert found.items == plain.items
         assert (found.stats.drafted > 0) == drafted
+
+
+@pytest.mark.parametrize("unconditional", [3, SHORT + 4], ids=["prompts that fit", "an unconditional prompt that does not"])
+@pytest.mark.parametrize("guided", [(True, True), (False, True)], ids=["all guided", "one guided"])
+def test_pairs_of_rows_under_guidance_go_on(guided, unconditional):
+    """Each row of a pair has its own prompt; the longer one of the two says how far the pair can be drafted."""
+    prompts = rows(3, 14, *(unconditional for on in guided if on))
+    prompts["input_ids"][2:, -1] = prompts["input_ids"][[row for row, on in enumerate(guided) if on], -1]
+    processors = GuidedRows.of([Guided(scale=1.5) if on else Pipeline() for on in guided])
+
+    def target(positions: int) -> Pairs:
+        model = pair("learned", positions)
+        return Pairs(HFTarget(model, family_of(model), processors))
+
+    def made(drafter: Any, control: Any) -> tuple[list[list[int]], list[list[int]]]:
+        found: list[list[int]] = []
+        stopping = DefaultStopping(2, NEW)
+        out = generate(
+            target(LONG),
+            drafter,
+            Greedy(),
+            prompts,
+            stopping=stopping,
+            noise=Noise.from_seed(0, 2),
+            control=control,
+            on_step=lambda step: found.append(step.committed.drafted),
+        )
+        return out.sequences.tolist(), found
+
+    plain, _ = made(NoDraft(), Fixed(0))
+    tokens, drafted = made(ModelDrafter(target(SHORT)), Fixed(4))
+    assert tokens == plain
+    fits = [not on or unconditional < SHORT for on in guided]
+    assert [any(each[row] for each in drafted) for row in range(2)] == fits
+    assert not any(drafted[-1])
+
+
+def test_views_of_an_ensemble_go_on():
+    """The longest of a row's views says how far it can be drafted."""
+    target, inputs = llava(), asked()
+    lengths = inputs["attention_mask"].sum(1)
+    drafter = transformers.GPT2LMHeadModel(
+        transformers.GPT2Config(**_GPT | {"vocab_size": VOCAB, "n_positions": int(lengths.min()) + 9})
+    ).eval()
+    plain = mmspec.text.generate(target, inputs, max_new_tokens=NEW)
+    drafted: list[list[int]] = []
+    found = mmspec.text.generate(
+        target,
+        inputs,
+        drafter,
+        view=("drop", Newline(LINE)),
+        draft_length=4,
+        max_new_tokens=NEW,
+        on_step=lambda step: drafted.append(step.committed.drafted),
+    )
+    assert found.tokens.tolist() == plain.tokens.tolist()
+    assert sum(map(sum, drafted)) > 0
+    assert not any(drafted[-1])
 
 
 def test_generate_of_transformers_goes_on():

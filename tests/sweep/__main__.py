@@ -16,6 +16,7 @@ from mmspec.text import generation
 from tests.sweep.case import Case
 from tests.sweep.defaults import check_defaults
 from tests.sweep.page import merged, page_of, read
+from tests.sweep.positions import check_positions
 from tests.sweep.run import TRACEBACK, WRONG, sweep
 
 MODULES = ("causal", "seq2seq", "image", "audio", "speech")
@@ -37,12 +38,15 @@ def main() -> int:
     parser.add_argument("--write", type=Path, metavar="PAGE", help="put the rows into this page; rows not examined stay")
     parser.add_argument("--defaults", action="store_true", help="the self-test's small copies of default configs instead: see defaults.py")
     parser.add_argument("--without-proof", action="store_true", help="leave out the self-test, to see what the families alone get right")
+    parser.add_argument("--positions", action="store_true", help="every exact class as a drafter with few positions: see positions.py")
     given = parser.parse_args()
     warnings.filterwarnings("ignore")
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
     if given.defaults:
         return check_defaults(given.name, lambda line: print(line, flush=True))
+    if given.positions:
+        return check_positions(given.name, lambda line: print(line, flush=True))
     if given.without_proof:
         generation.require = lambda model, family=None, *, trees=False: Proof(True, True)
     records = sweep(cases(given.only, given.name), lambda line: print(line, flush=True))

@@ -18,7 +18,8 @@ from tests.crossing import row_of
 from tests.seeing import SIGHTS, seen
 from tests.sizes import build
 from tests.sweep.case import LENGTHS, Case, Inputs, own_generate, padded, text_row
-from tests.sweep.image_models import CONFIGS, NAMED, READS, SIGLIP, TEXT
+from tests.sweep.image_models import CONFIGS, NAMED, READS, SEEN, SIGLIP, TEXT
+from tests.sweep.seq2seq import livelier
 from tests.sweep.shrink import small_config, small_model
 
 FIRST, LAST = 5, 30
@@ -30,12 +31,21 @@ def make(model_type: str, architecture: str) -> Any:
     """A small random model: that of `tests.seeing` where it has one, else one of a generated config."""
     if model_type in NAMED:
         return build(SIGHTS[NAMED[model_type]].case)
-    config, model_class = small_config(CONFIG_MAPPING[model_type], **sub_configs(model_type)), getattr(transformers, architecture)
+    config_class, model_class = CONFIG_MAPPING[model_type], getattr(transformers, architecture)
+    if model_type == "vision-encoder-decoder":
+        decoder = small_config(transformers.BertConfig, is_decoder=True, add_cross_attention=True)
+        config = config_class.from_encoder_decoder_configs(small_config(transformers.ViTConfig), decoder)
+    else:
+        config = small_config(config_class, **sub_configs(model_type))
     with torch.device("meta"):
         size = sum(parameter.numel() for parameter in model_class._from_config(config).parameters())
     if size > LARGEST:
         raise ValueError(f"its small config has {size} parameters")
-    return small_model(model_class, config)
+    model = small_model(model_class, config)
+    if model_type in SEEN:
+        livelier(model).generation_config.decoder_start_token_id = 1
+        model.generation_config.num_beams = 1
+    return model
 
 
 def sub_configs(model_type: str) -> dict[str, Any]:
@@ -100,6 +110,8 @@ def alone(model_type: str, model: Any, row: int) -> Inputs:
     """One row: with its pictures where the model is driven, words alone where it is not."""
     if model_type == "mllama":
         return row_of(seen("Mllama", PICTURES), row)
+    if model_type in SEEN:
+        return SEEN[model_type](torch.Generator().manual_seed(row))
     if model_type not in READS:
         return text_row(row, LAST, first=FIRST)
     text, pictures = row_parts(model, model_type, row)
@@ -110,6 +122,9 @@ def batch(model_type: str, model: Any, rows: int) -> Inputs:
     """The first `rows` rows, padded on the left; for encoders, which count from the first column, on the right."""
     if model_type == "mllama":
         return seen("Mllama", PICTURES[:rows])
+    if model_type in SEEN:
+        found = [alone(model_type, model, row) for row in range(rows)]
+        return {name: torch.cat([each[name] for each in found]) for name in found[0]}
     if model_type not in READS:
         return padded([text_row(row, LAST, first=FIRST) for row in range(rows)])
     parts = [row_parts(model, model_type, row) for row in range(rows)]

@@ -57,10 +57,18 @@ CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
     "t5gemma2": {"encoder": {"mm_tokens_per_image": 4, "vision_config": SIGLIP | {"image_size": 16}}},
-    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [16, 16]}},
+    "deepseek_ocr2": {"text_config": {"mlp_layer_types": ["dense", "sparse"]}},
+    "ernie4_5_vl_moe": {"text_config": {"moe_intermediate_size": [16, 16], "rope_parameters": ROPE | {"mrope_section": [1, 1, 2]}}},
     "cosmos3_edge": {"text_config": {"rope_parameters": ROPE}},
-    "granite4_vision": {"downsample_rate": "1/2", "deepstack_layer_map": [[-1, 0]], "image_grid_pinpoints": [[8, 16], [16, 8]]},
-    "molmo2": {"vision_config": {"image_size": [8, 8]}},
+    "granite4_vision": {
+        "vision_config": CLIP | {"hidden_size": 64},
+        "downsample_rate": "1/2",
+        "deepstack_layer_map": [[-1, 0]],
+        "image_grid_pinpoints": [[8, 16], [16, 8]],
+    },
+    "molmo2": {"vision_config": {"image_size": [8, 8]}, "adapter_config": {"vision_feature_layer": [1, 0]}},
+    "muse_spark": {"audio_config": {"num_hidden_layers": 4, "hidden_sizes": [16] * 4, "out_hidden_size": 32}},
+    "nemotron_h_omni": {"vision_config": {"video_temporal_patch_size": 2}},
     "aria": {"projector_patch_to_query_dict": {4: 2}},
     "deepseek_vl_hybrid": {
         "high_res_vision_config": {"image_size": 32, "patch_size": 4, "global_attn_indexes": [1], "output_channels": 16},
@@ -74,6 +82,12 @@ CONFIGS: dict[str, dict[str, Any]] = {
     **{key: {"vision_config": STRIPS, "insert_layer_id": 0} for key in ("minicpmv4_6", "minicpm_ocr")},
     "minicpmv4_7": {"vision_config": STRIPS, "insert_layer_id": 0, "text_config": {"rope_parameters": ROPE}, **MARKS},
     "muse_glimmer": {"out_hidden_size": 128},
+    "pp_formulanet": {
+        "vision_config": {
+            **{"decoder_hidden_size": 32, "output_channels": 16, "post_conv_in_channels": 16, "global_attn_indexes": [1]},
+            **{"post_conv_mid_channels": 16, "post_conv_out_channels": 32},
+        }
+    },
     "paddleocr_vl": {"text_config": {"rope_parameters": ROPE}},
     "qwen2_5_omni_thinker": {**OMNI, "text_config": {"rope_parameters": ROPE}},
     "qwen3_omni_moe_thinker": {
@@ -199,6 +213,21 @@ READS: dict[str, Read] = {
     "gemma4": Read(placed_patches),
 }
 """What the processor of a model type makes of one picture."""
+
+SEEN: dict[str, Callable[[torch.Generator], dict[str, Tensor]]] = {
+    "vision-encoder-decoder": square(8).picture,
+    "pp_formulanet": square(8).picture,
+    "pix2struct": lambda generator: {
+        "flattened_patches": torch.cat([torch.full((1, 6, 2), 1.0), torch.randn(1, 6, 768, generator=generator)], -1),
+        "attention_mask": torch.ones(1, 6),
+    },
+    "udop": lambda generator: {
+        **square(8).picture(generator),
+        **{"input_ids": torch.randint(5, 30, (1, 9), generator=generator), "attention_mask": torch.ones(1, 9, dtype=torch.long)},
+        "bbox": torch.rand(1, 9, 4, generator=generator),
+    },
+}
+"""What an encoder of pictures reads, by model type: one picture, and no words of a prompt."""
 
 NAMED = {
     **{"llava": "LLaVA", "llava_next": "LLaVA-NeXT", "llava_onevision": "LLaVA-OneVision", "vipllava": "VipLLaVA", "mllama": "Mllama"},

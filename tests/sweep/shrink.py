@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from mmspec.models.compat.shared_states import buildable
 from tests.sizes import IDS
 
 VOCAB = 71
@@ -19,7 +20,13 @@ POSITIONS = 128
 WINDOW = 8
 
 _HEADS = ("num_attention_heads", "n_head", "num_heads", "n_heads", "encoder_attention_heads", "decoder_attention_heads", "attention_heads")
-_HEADS += ("encoder_num_attention_heads", "decoder_num_attention_heads", "linear_num_value_heads", "swa_num_attention_heads")
+_HEADS += (
+    "encoder_num_attention_heads",
+    "decoder_num_attention_heads",
+    "linear_num_value_heads",
+    "linear_num_heads",
+    "swa_num_attention_heads",
+)
 _HEADS += ("cross_num_attention_heads", "index_n_heads", "num_ada_heads")
 _KEY_HEADS = ("num_key_value_heads", "num_kv_heads", "encoder_num_key_value_heads", "decoder_num_key_value_heads", "kv_n_heads")
 _KEY_HEADS += ("swa_num_key_value_heads", "cross_num_key_value_heads", "linear_num_key_heads")
@@ -37,12 +44,21 @@ _CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe
 _ONE = ("n_shared_experts", "moe_num_shared_experts", "num_shared_experts", "n_group", "topk_group", "first_k_dense_replace")
 _ONE += ("mamba_n_groups", "n_groups", "mamba_ngroups", "num_dense_layers", "moe_layer_start_index", "num_mem_blocks")
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "dim_head", "swa_head_dim", "global_head_dim")
-_HEAD_WIDTHS += ("d_head", "kv_channels", "attention_head_size", "linear_key_head_dim", "linear_value_head_dim", "index_head_dim")
+_HEAD_WIDTHS += (
+    "d_head",
+    "kv_channels",
+    "attention_head_size",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_head_dim",
+    "index_head_dim",
+)
 _HEAD_WIDTHS += ("mamba_head_dim", "mamba_d_head", "attention_head_dim", "swa_v_head_dim", "cross_head_dim", "rotary_dim")
 _WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_attention", "sliding_window_size", "attention_window_size")
-_PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")
-_PLACES += ("max_encoder_position_embeddings", "max_decoder_position_embeddings", "context_length", "keep_window_size")
+PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx")
+PLACES += ("max_encoder_position_embeddings", "max_decoder_position_embeddings", "context_length", "keep_window_size")
 _STATES = ("mamba_d_state", "ssm_state_size", "state_size")
+_INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
 _RANKS = ("kv_lora_rank", "q_lora_rank", "o_lora_rank", "gated_norm_rank")
 
 SIZES: dict[str, int] = {
@@ -59,7 +75,7 @@ SIZES: dict[str, int] = {
     **dict.fromkeys(_ONE, 1),
     **dict.fromkeys(_HEAD_WIDTHS, 8),
     **dict.fromkeys(_WINDOWS, WINDOW),
-    **dict.fromkeys(_PLACES, POSITIONS),
+    **dict.fromkeys(PLACES, POSITIONS),
     **dict.fromkeys(_STATES, 8),
     **dict.fromkeys(_RANKS, 16),
     **{"query_pre_attn_scalar": 8, "max_window_layers": 1, "index_topk": 4, "chunk_size": 8, "num_mel_bins": 8, "num_codebooks": 2},
@@ -69,6 +85,9 @@ SIZES: dict[str, int] = {
 
 TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "sep_token_id": 3, "cls_token_id": 4}
 
+_SWA = {"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16}
+_SWA |= {"head_dim": 16, "qk_nope_head_dim": 8, "v_head_dim": 8}
+_ALL_SHARED = {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"], "num_kv_shared_layers": 2}
 OVERRIDES: dict[str, dict[str, Any]] = {
     "bamba": {"attn_layer_indices": [1]},
     "blt": {"patcher_config": {"hidden_size": 32}},
@@ -77,9 +96,16 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 3,
         "rope_parameters": {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("sliding_attention", "full_attention")},
     },
-    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2}},
-    "dots3_note_text": {"num_key_value_heads": 4},
+    "dbrx": {"attn_config": {"rope_theta": 1e4, "kv_n_heads": 2, "clip_qkv": 8.0}},
+    "dots3_note_text": {"num_key_value_heads": 4, **{f"swa_{name}": size for name, size in _SWA.items()}},
+    "dots3_note_vision_encoder": {"mlp_layer_types": ["dense", "sparse"], "num_local_experts": 4, "adapter_in_dim": 32},
+    "dots3_note_audio_encoder": {"adapter_input_size": 32},
     "falcon_h1": {"mamba_d_ssm": 64},
+    "gemma4_assistant": {
+        "text_config": {"model_type": "gemma4_text", "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, **_ALL_SHARED}
+    },
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text", **_ALL_SHARED}},
+    "glm5_next_text": {"index_topk": 16, "qk_rope_head_dim": 0},
     "gpt_neo": {"attention_types": [[["global", "local"], 1]]},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention"]},
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
@@ -88,6 +114,7 @@ OVERRIDES: dict[str, dict[str, Any]] = {
     "mamba2": {"num_heads": 8},
     "minimax": {"sliding_window": None},
     "nemotron_h": {"sliding_window": None},
+    "qwen4_exp_text": {f"indexer_{name}": size for name, size in zip(_INDEXER, (4, 1, 8, 8, 4), strict=True)},
     "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "reformer": {"is_decoder": True, "axial_pos_embds": False},
     "xmod": {"default_language": "en_XX"},
@@ -190,7 +217,9 @@ def sharpen(model: Any, seed: int = 0, by: float = 0.15) -> Any:
     for buffer in model.buffers():
         if buffer.is_floating_point() and not bool(torch.isfinite(buffer).all()):
             buffer.data.nan_to_num_(0.0)
-    settings = model.generation_config
+    settings = getattr(model, "generation_config", None)
+    if settings is None:  # a policy of a robot: it does not generate
+        return model
     settings.max_length, settings.pad_token_id, settings.eos_token_id = None, IDS["pad_token_id"], None  # every row to its full length
     return model
 
@@ -199,6 +228,7 @@ def small_model(model_class: type, config: Any, seed: int = 0) -> Any:
     """A small random model of `model_class`, ready to be examined."""
     torch.manual_seed(seed)
     make = getattr(model_class, "_from_config", None)
+    config = buildable(config)
     return sharpen(make(config) if make is not None else model_class(config), seed)
 
 

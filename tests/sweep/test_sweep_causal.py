@@ -17,6 +17,7 @@ SHOWN = {  # model type: the family that drives it
     "gemma2": "DecoderOnly",
     "gptj": "DecoderOnly",
     "bert": "DecoderOnly",
+    "roberta": "DecoderOnly",  # its forward and its generate count positions from different numbers
     "llama4_text": "DecoderOnly",  # chunked attention
     "bart": "PositionTable",
     "marian": "PositionTable",

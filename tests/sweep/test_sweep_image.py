@@ -9,7 +9,18 @@ from tests.sweep.image import cases
 from tests.sweep.image_models import NAMED, READS
 from tests.sweep.run import EXACT, REFUSED, examine
 
-ADDED = ("deepseek_vl", "lighton_ocr", "llava_next_video", "ovis2", "gemma4", "llama4", "florence2", "chameleon", "hunyuan_vl")
+ADDED = (
+    "deepseek_vl",
+    "lighton_ocr",
+    "llava_next_video",
+    "ovis2",
+    "gemma4",
+    "llama4",
+    "florence2",
+    "chameleon",
+    "hunyuan_vl",
+    "pix2struct",
+)
 CASES = {case.name: case for case in cases()}
 
 

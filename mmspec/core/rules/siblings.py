@@ -94,6 +94,11 @@ class Walk:
         return self.siblings.uses_q
 
     @property
+    def table_size(self) -> int | None:
+        """Values of the table of a lossy rule; None without one."""
+        return getattr(getattr(self.siblings, "rule", None), "table_size", None)
+
+    @property
     def exactness(self) -> str:
         """ "lossy" for `Relaxed`, else "distribution-exact"."""
         return LOSSY if isinstance(self.siblings, Relaxed) else DISTRIBUTION_EXACT

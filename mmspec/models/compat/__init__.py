@@ -46,6 +46,8 @@ from mmspec.models.compat.models import (
 )
 from mmspec.models.compat.positions import (
     argument_names,
+    decodes_pooled_states,
+    generation_positions,
     mask_makers,
     recomputes_at_rope_switch,
     relative_buckets,
@@ -78,6 +80,7 @@ __all__ = [
     "config_path",
     "copied",
     "csm_embeddings",
+    "decodes_pooled_states",
     "eager_configs",
     "encodec_frame",
     "encoder_source",
@@ -86,6 +89,7 @@ __all__ = [
     "frame_of",
     "generate_call",
     "generation_defaults",
+    "generation_positions",
     "generation_settings",
     "gguf_options",
     "global_hooks",

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 
 @contextmanager
@@ -43,6 +44,20 @@ def _mask_makers(*kinds: type) -> frozenset[str]:
     return frozenset(name for name in names if name.startswith("create_") and "mask" in name)
 
 
+def generation_positions(model: Any, ids: Tensor) -> dict[str, Tensor]:
+    """The positions that `generate` hands to the forward of a decoder-only model for `ids` [B, T] without padding.
+
+    A class whose forward counts in another way where it gets none (RoBERTa and kin, from behind the padding id) generates by these. Classes
+    that prepare positions in a way of their own, and forwards that take none, get none. Relies on
+    `_prepare_position_ids_for_generation` (5.23; where a release has none, none are given).
+    """
+    name = "_prepare_position_ids_for_generation"
+    prepare, usual = (getattr(kind, name, None) for kind in (type(model), GenerationMixin))
+    if prepare is None or prepare is not usual or "position_ids" not in argument_names(model):
+        return {}
+    return {"position_ids": prepare(model, ids, {"input_ids": ids})}
+
+
 def takes_argument(model: Any, name: str) -> bool:
     """Whether the forward of `model`, or of its decoder, which gets the other arguments, has a parameter `name`."""
     decoder = model.get_decoder() if hasattr(model, "get_decoder") else model
@@ -58,6 +73,14 @@ def argument_names(module: Any) -> frozenset[str]:
 @lru_cache(512)
 def _names_of(function: Any) -> frozenset[str]:
     return frozenset(inspect.signature(function).parameters)
+
+
+def decodes_pooled_states(model: Any) -> bool:
+    """Whether the decoder of an encoder-decoder model reads what its encoder pools, not its last states.
+
+    Relies on the forward of its base model naming `encoder_outputs.pooler_output` (PP-FormulaNet, 5.23).
+    """
+    return "encoder_outputs.pooler_output" in inspect.getsource(type(model.base_model).forward)
 
 
 def recomputes_at_rope_switch(model: Any) -> bool:

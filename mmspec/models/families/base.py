@@ -9,6 +9,7 @@ from torch import Tensor
 
 from mmspec.models.compat import argument_names, attention_of, is_stateful, mask_makers, takes_argument
 from mmspec.models.compat.cache_name import CACHE, cache_name_of
+from mmspec.models.compat.shared_states import reads_shared_states
 from mmspec.models.layout import Layout
 from mmspec.models.slot_cache import SlotCache
 
@@ -60,11 +61,14 @@ def refuse_unsupported(model: Any) -> None:
     """Raise ValueError for models whose state cannot be rolled back or masked."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or []) - set(_ATTENTION)
+    if reads_shared_states(model):
+        raise ValueError(f"{name} reads the keys and values of another model: give it as the drafter of that one")
     if is_stateful(model) or kinds:
-        what = f"layers of kind {', '.join(sorted(kinds))}" if kinds else "a recurrent state"
-        chooses = kinds and all(kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention")) for kind in kinds)
-        why = "choose the keys they read, so that no mask can be given" if chooses else "cannot be rolled back after a rejected draft"
-        raise ValueError(f"{name} has {what}, which {why}: use plain transformers generation for this model")
+        choosing = {kind for kind in kinds if kind.endswith(("indexed_attention", "compressed_attention", "sparse_attention"))}
+        what = f"layers of kind {', '.join(sorted(choosing or kinds))}" if kinds else "a recurrent state"
+        unknown = " that mmspec does not know, so that drafts cannot be rolled back"
+        why = ", which choose the keys they read, so that no mask can be given" if choosing else unknown
+        raise ValueError(f"{name} has {what}{why}: use plain transformers generation for this model")
     refuse_other_attention(model)
 
 

@@ -10,10 +10,18 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from mmspec.models.compat import attention_of
+from mmspec.models.compat import attention_of, decodes_pooled_states
 from mmspec.models.compat.cache_name import cache_keyword
 from mmspec.models.families.base import attention_mask, refuse_unsupported, side_by_side
-from mmspec.models.families.decoder_positions import Change, PositionIds, Positions, positions_in, with_attributes
+from mmspec.models.families.decoder_positions import (
+    Change,
+    DecoderPositionTable,
+    PositionIds,
+    Positions,
+    learned,
+    positions_in,
+    with_attributes,
+)
 from mmspec.models.families.encoder import EncoderStates, run_encoder
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import own_copy, uncompiled
@@ -57,6 +65,11 @@ class EncoderDecoder:
     def of(cls, model: Any) -> "EncoderDecoder":
         """The family of `model`. ValueError for models it cannot drive."""
         refuse_unsupported(model)
+        if decodes_pooled_states(model):
+            raise ValueError(
+                f"{type(model).__name__}'s decoder reads what its encoder pools, which is not kept here: use plain transformers generation "
+                "for this model"
+            )
         decoder = decoder_of(model)
         config = getattr(decoder, "config", model.config)
         _refuse_own_generate(model)
@@ -66,7 +79,9 @@ class EncoderDecoder:
         return cls(_layers(decoder, config), _source(model), positions, _window(config), beside, bool(_uncapped(decoder)))
 
     def positions_table(self, model: Any) -> int | None:
-        """Positions that the decoder looks up; see `models.family.PositionsTable`."""
+        """Positions that the decoder looks up; see `models.family.PositionsTable`. Sinusoids are made for as many as are needed."""
+        if isinstance(self.positions, DecoderPositionTable) and self.positions.lookup is not learned:
+            return None
         config = getattr(decoder_of(model), "config", model.config)
         return None if getattr(config, "rope_parameters", None) else positions_limit(model)
 

@@ -43,6 +43,10 @@ class KeepsStates(DecoderOnly):
         """True where `generate` computes single tokens otherwise than a whole sequence, so that uncached forwards are no reference."""
         return any(mixer.limited for mixer in self.mixers)
 
+    def positions_table(self, model: Any) -> int | None:
+        """None: their attention is rotary, or has no positions at all (Jamba, Nemotron-H)."""
+        return None
+
     def pieces(self, model: Any, state: Any) -> tuple[int, int] | None:
         """None where several columns behind a state are not computed as at the beginning of a prompt."""
         whole = any(mixer.limited or mixer.form == SINGLE for mixer in self.mixers)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Draft
-from mmspec.models.compat import execution_device
+from mmspec.models.compat import execution_device, generation_positions
 from mmspec.models.families.encoder import EncoderStates
 from mmspec.models.families.encoder_decoder import start_ids
 from mmspec.models.module_copy import throwaway_copy
@@ -121,7 +121,7 @@ class Probe:
         """Logits [T, V] of a plain forward, in float32."""
         ids = torch.tensor([path], device=self.device)
         if not self.model.config.is_encoder_decoder:
-            return self.model(input_ids=ids, use_cache=False).logits[0].float()
+            return self.model(input_ids=ids, **generation_positions(self.model, ids), use_cache=False).logits[0].float()
         source = dict(self._sources[row])
         if "encoder_outputs" in source:
             source["encoder_outputs"] = EncoderStates(last_hidden_state=source["encoder_outputs"])

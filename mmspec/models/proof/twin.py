@@ -27,10 +27,18 @@ _INNER = ("intermediate_size", "ffn_dim", "d_ff", "n_inner", "encoder_ffn_dim", 
 _INNER += ("dense_intermediate_size", "intermediate_size_mlp")
 _EXPERT_INNER = ("moe_intermediate_size", "shared_expert_intermediate_size", "expert_ffn_hidden_size", "shared_intermediate_size")
 EXPERTS = ("num_experts", "n_routed_experts", "num_local_experts", "moe_num_experts")
-_CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
-_ONE = ("n_shared_experts", "n_group", "topk_group", "first_k_dense_replace", "num_dense_layers", "moe_layer_start_index")
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_topk", "moe_top_k", "top_k_experts", "moe_k")
+_ONE = (
+    "n_shared_experts",
+    "n_group",
+    "num_expert_group",
+    "topk_group",
+    "first_k_dense_replace",
+    "num_dense_layers",
+    "moe_layer_start_index",
+)
 _HEAD_WIDTHS = ("head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim", "d_kv", "swa_head_dim", "global_head_dim", "rotary_dim")
-_HEAD_WIDTHS += ("attention_head_size", "index_head_dim", "kv_channels", "qk_head_dim")
+_HEAD_WIDTHS += ("attention_head_size", "index_head_dim", "linear_head_dim", "kv_channels")
 WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "local_attention", "sliding_window_size", "attention_window_size")
 _PLACES = ("max_position_embeddings", "n_positions", "max_target_positions", "max_source_positions", "max_seq_len", "n_ctx", "max_length")
 _NUMBERED = ("_layers", "_idxs", "_indices", "_indexes", "_ids")
@@ -54,9 +62,13 @@ _SIZES: dict[str, int] = {
     **dict.fromkeys(_HEAD_WIDTHS, 16),
     **dict.fromkeys(_RANKS, 32),
     **{"query_pre_attn_scalar": 16, "hidden_size_per_layer_input": 16, "laurel_rank": 8, "index_topk": 64, "num_mel_bins": 8},
+    **{"linear_num_heads": 4, "base_channels": 32},
 }
 _SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1}
-_DROPPED = ("quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version", "architectures")
+_WORD = len(set(_SPECIAL.values()))  # an id that is no special token, padding least of all
+_DERIVED = ("num_layers_per_stack", "qk_head_dim")
+"""Fields that a config derives from others where they are not given."""
+_DROPPED = (*_DERIVED, "quantization_config", "dtype", "torch_dtype", "_name_or_path", "transformers_version", "architectures")
 
 
 def twin_of(model: Any, seed: int = 0) -> Any:
@@ -66,7 +78,10 @@ def twin_of(model: Any, seed: int = 0) -> Any:
     """
     kind, small = type(model), twin_config(type(model), model.config)
     torch.manual_seed(seed)
-    return _spread(kind(small).float().eval())
+    twin = _spread(kind(small).float().eval())
+    if twin.config.is_encoder_decoder and twin.generation_config.decoder_start_token_id is None:  # it may stand in the model's alone
+        twin.generation_config.decoder_start_token_id = _WORD
+    return twin
 
 
 def twin_config(kind: type, config: Any) -> Any:
@@ -116,12 +131,19 @@ def _small(fields: Mapping[str, Any], narrow: bool, config: Any, times: int) -> 
         _reduce_heads(found)
         _reduce_mixers(found)
         _reduce_shared_attention(found)
+    if "head_dim" in found and _turned_and_not(fields) == fields["head_dim"]:
+        found["head_dim"] = _turned_and_not(found)
     _reduce_layers(found, fields, getattr(config, "layer_types", None), times)
     _reduce_ids(found)
     for name in ("rope_parameters", "rope_scaling"):
         if isinstance(found.get(name), Mapping):
             found[name] = _small_rope(found[name], _rotated(found) if narrow else None)
     return found
+
+
+def _turned_and_not(fields: Mapping[str, Any]) -> int:
+    """The width of a head of which a part is rotated and a part is not."""
+    return (fields.get("qk_nope_head_dim") or 0) + (fields.get("qk_rope_head_dim") or 0)
 
 
 def _reduce_heads(fields: dict[str, Any]) -> None:

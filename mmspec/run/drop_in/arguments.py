@@ -4,7 +4,7 @@ The tables name every setting of transformers 5.24; `docs/drop-in.md` is made fr
 until it is listed here.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from transformers import GenerationConfig
@@ -88,6 +88,17 @@ FIELDS: dict[str, tuple[str, str]] = {
 }
 """Every public field of GenerationConfig -> (how a drop-in request treats it, a note)."""
 
+WHEN_SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
+"""Fields that `generate` reads when it samples only."""
+READ_ELSEWHERE = frozenset(
+    (
+        *("max_length", "max_new_tokens", "return_dict_in_generate", "remove_invalid_values", "renormalize_logits"),
+        *("pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id", "cache_implementation", "cache_config"),
+        *("output_attentions", "output_hidden_states", "output_scores", "output_logits"),
+    )
+)
+"""Fields of codes' models that a call has arguments for, that the family reads itself, or that change no code."""
+
 ARGUMENTS: dict[str, tuple[str, str]] = {
     "inputs": (NATIVE, "the prompt"),
     "generation_config": (NATIVE, "field by field, see below"),
@@ -148,6 +159,25 @@ def refuse(config: GenerationConfig, call: Any) -> None:
         raise ValueError("assistant_tokenizer is set: leave it out and pass speculate(drafter=mmspec.text.aligned_drafter(...))")
     if call.synced_gpus:
         raise ValueError("synced_gpus is on: ranks would wait for each other at different steps; turn it off")
+
+
+def unread_field(config: Any, read: Collection[str]) -> tuple[str, Any, Any] | None:
+    """Return the first field of a generation config that is set, may change what is generated, and is not read.
+
+    Args:
+        config: the generation config.
+        read: names of the fields that are read; those of `WHEN_SAMPLING` need not be named where the config does not sample.
+
+    Returns:
+        Its name, its value and the value that leaves the output alone; None if there is none.
+    """
+    defaults = generation_defaults()
+    inert = () if config.do_sample else WHEN_SAMPLING
+    for name, (treatment, _) in FIELDS.items():
+        value = getattr(config, name, None)
+        if treatment != NO_EFFECT and name not in read and name not in inert and value and value != defaults.get(name):
+            return name, value, defaults.get(name)
+    return None
 
 
 def _refuse_unknown(config: GenerationConfig) -> None:

@@ -19,7 +19,6 @@ from mmspec.drafters.jacobi.couplers import Coupler
 from mmspec.drafters.jacobi.initialisers import Initialiser
 from mmspec.models.guidance import Guided, GuidedRows
 from mmspec.run.arguments import check, public_call
-from mmspec.run.guidance import scale_of
 from mmspec.run.request import Request, refuse
 from mmspec.serving.models.base import RequestOutput
 from mmspec.serving.models.rows import by_rows, check_greedy, check_one_row, first_control, shared_rule
@@ -31,7 +30,7 @@ from mmspec.vision.families import image_model
 from mmspec.vision.families.base import ImageModel, Size
 from mmspec.vision.families.prompts import Prompt
 from mmspec.vision.generation import Pictures
-from mmspec.vision.plan import PicturePlan
+from mmspec.vision.plan import PicturePlan, guidance_of
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,7 @@ class PictureModel:
         check_greedy(self.rule, options.temperature)
         Request.of(seed=options.seed, **given)
         Noise.from_seed([options.seed], 1)  # checks it
-        scale: Any = scale_of(options.guidance)
+        scale: Any = guidance_of(self.model, options.guidance)
         prompts = inputs if isinstance(inputs, Mapping) else [inputs]
         found = self.model.prepared(prompts)
         if found.raster != self.model.raster:

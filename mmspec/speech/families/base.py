@@ -17,7 +17,7 @@ from mmspec.core.stopping import EndTest
 from mmspec.models.compat import generation_defaults
 from mmspec.models.family import Family
 from mmspec.models.guidance import Guided
-from mmspec.run.drop_in.arguments import FIELDS, NO_EFFECT
+from mmspec.run.drop_in.arguments import READ_ELSEWHERE, unread_field
 from mmspec.speech.sound.stream import SoundStream
 from mmspec.speech.sound.voice_sample import VoiceSample
 from mmspec.utils.names import shown
@@ -170,16 +170,6 @@ def one_voice_each(voice: Any, texts: Sequence[str], known: Sequence[str], clone
 
 DRAWS = ("do_sample", "temperature", "top_k", "top_p", "min_p")
 """Settings of a generation config that all families of codes apply."""
-_INERT = ("temperature", "top_k", "top_p", "min_p", "typical_p", "top_h", "epsilon_cutoff", "eta_cutoff")
-"""Settings that `generate` reads when it samples only."""
-_ELSEWHERE = frozenset(
-    (
-        *("max_length", "max_new_tokens", "max_time", "num_return_sequences", "return_dict_in_generate", "remove_invalid_values"),
-        *("renormalize_logits", "pad_token_id", "bos_token_id", "eos_token_id", "decoder_start_token_id"),
-        *("cache_implementation", "cache_config", "output_attentions", "output_hidden_states", "output_scores", "output_logits"),
-    )
-)
-"""Settings that a call has arguments for, that the family reads itself, or that change no step."""
 
 
 def sampling_of(config: Any, honoured: Collection[str] = DRAWS) -> SpeechSampling:
@@ -198,12 +188,9 @@ def sampling_of(config: Any, honoured: Collection[str] = DRAWS) -> SpeechSamplin
     usual, drawn = generation_defaults(), config.do_sample
     if drawn not in (None, True, False):
         raise ValueError(f"generation_config.do_sample is {drawn!r}: give true or false")
-    for name, (treated, _) in FIELDS.items():
-        value = getattr(config, name, None)
-        if name in honoured or name in _ELSEWHERE or treated == NO_EFFECT or (name in _INERT and not drawn):
-            continue
-        if value and value != usual.get(name):
-            raise ValueError(f"generation_config.{name} is {value!r}, which this family does not apply: set it to {usual.get(name)}")
+    if unread := unread_field(config, {*honoured, *READ_ELSEWHERE}):
+        name, value, off = unread
+        raise ValueError(f"generation_config.{name} is {value!r}, which this family does not apply: set it to {off}")
     found: dict[str, Any] = {
         name: getattr(config, name, None) for name in (*DRAWS, "repetition_penalty", "guidance_scale") if name in honoured
     }

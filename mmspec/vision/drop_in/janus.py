@@ -13,7 +13,7 @@ from mmspec.core.stopping import DefaultStopping
 from mmspec.models import compat
 from mmspec.models.model_checks import check_model_ready
 from mmspec.run.arguments import shown
-from mmspec.run.drop_in.arguments import FIELDS, NO_EFFECT, cache_reason, refuse
+from mmspec.run.drop_in.arguments import cache_reason, refuse, unread_field
 from mmspec.run.drop_in.plain_decoding import request_noise, returned
 from mmspec.run.drop_in.processors import ProcessorContext, form_of
 from mmspec.vision.drop_in.windows import WindowDecoding
@@ -113,12 +113,8 @@ def _refuse_settings(config: Any) -> None:
     refuse(config, None)
     if (reason := cache_reason(config)) is not None:
         raise ValueError(f"{reason}: mmspec keeps its own cache, leave it out")
-    defaults = compat.generation_defaults()
-    for name, (treatment, _) in FIELDS.items():
-        value = getattr(config, name, None)
-        if treatment == NO_EFFECT or name in HONOURED | CHECKPOINTS or value is None or value is False or value == defaults.get(name):
-            continue
-        raise ValueError(f"{name} is {value!r}: it is for texts, and a picture of Janus is codes; leave it out")
+    if unread := unread_field(config, HONOURED | CHECKPOINTS):
+        raise ValueError(f"{unread[0]} is {unread[1]!r}: it is for texts, and a picture of Janus is codes; leave it out")
 
 
 def _steps(model: Any, config: Any, ids: Tensor) -> list[Processor]:

@@ -191,6 +191,11 @@ class ImageModel(ABC):
         return self.logits(hidden[:, -keep:]), None
 
     @property
+    def codebook_size(self) -> int:
+        """Number of codes, the first of the values."""
+        return self.raster.codes
+
+    @property
     def values(self) -> int:
         """Number of codes and controls."""
         return self.raster.values

@@ -51,7 +51,14 @@ class Grouped(Ratio):
             raise ValueError(f"size is {self.size}: a group has at least 1 code (1 is exact)")
         if not (self.p_gap >= 0 and self.distance >= 0):
             raise ValueError(f"p_gap and distance are {self.p_gap}, {self.distance}: both must be 0 or more")
+        if self.embeddings is not None and not (self.embeddings.dim() == 2 and len(self.embeddings)):
+            raise ValueError(f"embeddings has shape {tuple(self.embeddings.shape)}: give [K, d], a row for each of K codes")
         check_budget(self.budget)
+
+    @property
+    def table_size(self) -> int | None:
+        """Codes of the codebook; None without one."""
+        return None if self.embeddings is None else len(self.embeddings)
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         own = ratio(p, q, x)

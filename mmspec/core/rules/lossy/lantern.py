@@ -155,6 +155,8 @@ def _checked(rule: Any) -> None:
 
 
 class _Absorbing(Ratio):
+    neighbours: Neighbours
+
     @abstractmethod
     def absorbed(self, p: Categorical, x: Tensor) -> Tensor:
         """Compute the mass draft tokens may add to their own.
@@ -167,6 +169,11 @@ class _Absorbing(Ratio):
             [...].
         """
         ...
+
+    @property
+    def table_size(self) -> int:
+        """Values of the table of neighbours."""
+        return len(self.neighbours.table)
 
     def accept_prob(self, p: Any, q: Any, x: Tensor) -> Tensor:
         own, more = ratio(p, q, x), self.absorbed(p, x)
@@ -252,6 +259,11 @@ class LanternGreedy(GreedyLike):
     def budget(self) -> float | None:
         """Total variation a row may spend; None for no limit."""
         return self.rule.budget
+
+    @property
+    def table_size(self) -> int:
+        """Values of the table of neighbours."""
+        return self.rule.table_size
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
         others = p.scores.scatter(-1, x[..., None], -torch.inf).amax(-1) - p.scores.logsumexp(-1)

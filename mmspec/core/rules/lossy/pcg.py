@@ -59,6 +59,11 @@ class PCG(Ratio):
         check_budget(self.budget)
 
     @property
+    def table_size(self) -> int:
+        """Values of the groups."""
+        return self.groups.values
+
+    @property
     def exactness(self) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
         """ "group-exact" if values share groups and the draft token is committed, else "distribution-exact"."""
         return GROUP_EXACT if self.member == "draft" and self.groups.shared else DISTRIBUTION_EXACT

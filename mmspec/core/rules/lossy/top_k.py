@@ -9,11 +9,17 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.rules.lossy.base import GreedyLike, check_budget
 
 
+def _ahead(p: Categorical, x: Tensor) -> Tensor:
+    """How many values are ahead of draft tokens `x` [...]. Equally likely ones rank by number, as the mode does."""
+    own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
+    return ((p.scores > own) | ((p.scores == own) & (values < x[..., None]))).sum(-1)
+
+
 @dataclass(frozen=True)
 class TopKGap(GreedyLike):
     """SpecDec (Xia et al. 2022): the draft token is among the target's top `beta` and within `tau` nats of its best.
 
-    Drift: departures from greedy, a bound.
+    Equally likely values rank by number, as the mode does, so beta = 1 is greedy decoding. Drift: departures from greedy, a bound.
 
     Args:
         beta: rank a draft token may have, 1 (greedy) or more.
@@ -34,9 +40,8 @@ class TopKGap(GreedyLike):
         check_budget(self.budget)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        own = p.scores.gather(-1, x[..., None])
-        rank = (p.scores > own).sum(-1)
-        return (rank < self.beta) & (p.scores.amax(-1) - own[..., 0] <= self.tau)
+        gap = p.scores.amax(-1) - p.scores.gather(-1, x[..., None])[..., 0]
+        return (_ahead(p, x) < self.beta) & (gap <= self.tau)
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,7 @@ class TopKFloor(GreedyLike):
         check_budget(self.budget)
 
     def passes(self, p: Categorical, x: Tensor) -> Tensor:
-        own, values = p.scores.gather(-1, x[..., None]), torch.arange(p.scores.shape[-1], device=x.device)
-        ahead = (p.scores > own) | ((p.scores == own) & (values < x[..., None]))
-        return (ahead.sum(-1) < self.k) & (p.prob(x) > self.tau)
+        return (_ahead(p, x) < self.k) & (p.prob(x) > self.tau)
 
 
 @dataclass(frozen=True)
