@@ -24,7 +24,7 @@ from mmspec.models.compat import attention_function, global_hooks, hooks_of, is_
 from mmspec.models.module_copy import module_tree, uncompiled
 
 _CALLABLE = {FunctionType, MethodType, partial}
-_LIBRARIES = tuple(f"{Path(each.__file__ or '').parent}/" for each in (torch, transformers))
+_LIBRARIES = (*(f"{Path(each.__file__ or '').parent}/" for each in (torch, transformers)), f"{Path(__file__).parents[1]}/")
 _PYTHON, _INSTALLED = (f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib"))
 _MOST = 64
 _built: dict[tuple[type, str], dict[str, type]] = {}
