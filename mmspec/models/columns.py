@@ -172,7 +172,10 @@ def _place(probe: ColumnProbe, one: Callable[[], Tensor], other: Callable[[], Te
         if layout is None or name not in second:
             continue
         often = max(1, len(calls) // 2)  # calls a forward: the prompt's and the columns'
-        parts = [_by_column(each, layout) for each in second[name][-COLUMNS * often :][often - 1 :: often]]
+        others = second[name][-COLUMNS * often :][often - 1 :: often]
+        parts = [_by_column(each, layout) for each in others if each.dim() == calls[-1].dim()]
+        if not parts:
+            continue
         a = _by_column(calls[-1], layout)
         b = parts[-1] if parts[-1].shape == a.shape else torch.cat([part for part in parts if part.shape[2] == a.shape[2]], 1)
         if a.shape == b.shape and difference(a[:rows, :columns].float(), b[:rows, :columns].float()) > allowed:
@@ -206,12 +209,12 @@ def _layout(output: Tensor, batch: int) -> tuple[str, int] | None:
         return "second", size[0]
     if len(size) == 4 and size[0] % batch == 0 and size[2] == COLUMNS:
         return "third", size[0]
-    return ("first", size[0] // COLUMNS) if len(size) == 2 and size[0] % (batch * COLUMNS) == 0 else None
+    return ("first", size[0] // COLUMNS) if len(size) > 1 and size[0] % (batch * COLUMNS) == 0 else None
 
 
 def _by_column(output: Tensor, layout: tuple[str, int]) -> Tensor:
     """An output as [B, T, *]."""
     axis, rows = layout
     if axis == "first":
-        return output.unflatten(0, (rows, -1))
+        return output.flatten(1).unflatten(0, (rows, -1))
     return output.transpose(1, 2).flatten(2) if axis == "third" else output.unsqueeze(-1).flatten(2)

@@ -18,7 +18,7 @@ from mmspec.core.distributions.thinning import ImplicitDistribution
 from mmspec.core.noise import Noise
 from mmspec.models import alterations as proof_alterations
 from mmspec.models.alterations import Alteration
-from mmspec.models.columns import COLUMNS, EXACT, REPEATED, REPEATED_ROUGHLY, ROUGHEST, chain_scores, dependence, difference
+from mmspec.models.columns import COLUMNS, EXACT, REPEATED, REPEATED_ROUGHLY, ROUGHEST, ColumnProbe, chain_scores, dependence, difference
 from mmspec.models.module_copy import own_copy, uncompiled
 
 _ROUGH = 0.25  # in lower precision, between forwards of different shapes
@@ -45,6 +45,24 @@ def require_columns(target: Any, model: Any, family: Any, prompt: Any, rows: Cal
     Raises:
         ValueError: where a value's distribution depends on what is drafted behind it or beside it; in one line.
     """
+    _require(model, family, lambda: (type(family), rows() > 1), lambda: TargetProbe(target, model, prompt))
+
+
+def require_rows(model: Any, head: Callable[[Tensor], Tensor], width: Callable[[], int]) -> None:
+    """Test a part of a model that runs rows of a batch, as `require_columns` tests a target.
+
+    Args:
+        model: the network.
+        head: makes outputs [M, F] of values [M, D].
+        width: returns D.
+
+    Raises:
+        ValueError: where the output of a row depends on the other rows, or on their number; in one line.
+    """
+    _require(model, model, lambda: "rows", lambda: _RowsProbe(model, head, width()))
+
+
+def _require(model: Any, family: Any, kind: Callable[[], Any], probe: Callable[[], ColumnProbe]) -> None:
     if not isinstance(model, nn.Module):
         return
     model = uncompiled(model)
@@ -54,9 +72,8 @@ def require_columns(target: Any, model: Any, family: Any, prompt: Any, rows: Cal
             known[_ALTERED] = tuple(proof_alterations.alterations(model))
         if not known[_ALTERED] and _covered(model) and _covered(family):
             return
-        key = type(family), rows() > 1
-        if key not in known:
-            known[key] = _tested(target, model, prompt, known[_ALTERED])
+        if (key := kind()) not in known:
+            known[key] = _tested(probe, model, known[_ALTERED])
     if known[key]:
         raise ValueError(f"{known[key]}: {_REMEDY}")
 
@@ -85,14 +102,14 @@ def _covered(part: Any) -> bool:
 
 
 @torch.no_grad()
-def _tested(target: Any, model: nn.Module, prompt: Any, altered: Sequence[Alteration]) -> str:
+def _tested(make: Callable[[], ColumnProbe], model: nn.Module, altered: Sequence[Alteration]) -> str:
     """The line that describes a dependence; empty if there is none."""
     name, dtype = type(model).__name__, next((each.dtype for each in model.parameters() if each.is_floating_point()), torch.float32)
     exact, coarse = dtype is torch.float32, any(each.arithmetic for each in altered)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
-            probe = TargetProbe(target, model, prompt)
+            probe = make()
             tokens = probe.draw(len(probe.single), COLUMNS)
             first, second = (probe.scores(probe.single, tokens) for _ in range(2))
             equal = REPEATED if exact else REPEATED_ROUGHLY
@@ -152,7 +169,24 @@ class TargetProbe:
         sets = [each.expand(-1, columns, *each.shape[2:]).contiguous() for each in self._sets]
         if isinstance(p, FrameDistribution):
             return torch.cat([p.codes(each).scores.flatten(2) for each in sets], -1).float().nan_to_num(neginf=0.0)
-        return torch.stack([p.log_prob(each) for each in sets], -1).float()
+        return torch.stack([p.log_prob(each) for each in sets], -1).double().nan_to_num(0.0, 1e4, -1e4)  # a step without noise has none
+
+
+class _RowsProbe:
+    """The rows of a part of a model, as the columns of one row."""
+
+    batches, single = ((0,),), (0,)
+
+    def __init__(self, model: nn.Module, head: Callable[[Tensor], Tensor], width: int):
+        self.model, self._head, self._width = own_copy(model), head, width
+        self._place = next(model.parameters(), torch.zeros(()))
+        self._generator = torch.Generator().manual_seed(17)
+
+    def draw(self, rows: int, columns: int) -> Tensor:
+        return torch.randn(rows, columns, self._width, generator=self._generator).to(self._place)
+
+    def scores(self, rows: tuple[int, ...], tokens: Tensor, together: bool = True) -> Tensor:
+        return torch.cat([self._head(part) for part in (tokens[0].split(1) if not together else (tokens[0],))])[None].float()
 
 
 def _has_table(p: Any) -> bool:
