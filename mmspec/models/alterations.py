@@ -113,7 +113,8 @@ def _modules_of(kind: type, config: Any) -> dict[str, type]:
     """Name -> type of the modules that `kind` makes from `config`; empty where it makes none."""
     if config is None:
         return {}
-    key = kind, json.dumps(dict(config) if isinstance(config, Mapping) else config.to_dict(), sort_keys=True, default=str)
+    fields = dict(config) if isinstance(config, Mapping) else getattr(config, "to_dict", lambda: vars(config))()
+    key = kind, json.dumps(fields, sort_keys=True, default=str)
     with _lock:
         if key not in _built:
             while len(_built) >= _MOST:
