@@ -31,6 +31,7 @@ COLUMNS = 7
 """Columns of a forward: a number that no width of a model is likely to be."""
 _KEPT = 3  # columns that stay as they are where later ones change
 _TRIES = 4
+_WIDTHS = (COLUMNS, 6, 5, 4)  # of the forwards in which values change their places: a kernel's own edges are not at the end of each
 
 
 class ColumnProbe(Protocol):
@@ -50,8 +51,16 @@ class ColumnProbe(Protocol):
         """Draw values [rows, columns, *value] that may be drafted."""
         ...
 
-    def scores(self, rows: tuple[int, ...], tokens: Tensor, together: bool = True) -> Tensor:
-        """Return logits [B, T, V] of `tokens` [B, T, *value], a chain behind the prompts of `rows`: in one forward, or by one of each."""
+    def scores(self, rows: tuple[int, ...], *parts: Tensor) -> Tensor:
+        """Score chains behind the prompts of `rows`.
+
+        Args:
+            rows: the rows.
+            parts: chains [B, M, *value] of a forward each. Each stands behind the first value of the one before.
+
+        Returns:
+            Logits [B, T, V] of all parts, one after the other.
+        """
         ...
 
 
@@ -105,34 +114,50 @@ def dependence(probe: ColumnProbe, equal: float, allowed: float, rounds: bool, d
         if away > equal:
             return Dependence(away, "the other rows of a batch", _place(probe, run, other, 1, COLUMNS, equal))
     count = len(probe.single)
+    edges = [float("inf")] * 2
+    for columns in _WIDTHS:
+        parts = _shifted(probe.draw(count, columns + 1))
+        one, other = probe.scores(probe.single, *parts).split(columns, 1)
+        away = torch.tensor(differences(other[:, :-1], one[:, 1:])).view(count, -1).amax(0).tolist()
+        edges = [min(edges[0], away[0]), min(edges[1], away[-1])]
+        if max(edges) <= equal:
+            break
+    else:
+        parts = _shifted(probe.draw(count, COLUMNS + 1))
+        run, other = partial(probe.scores, probe.single, parts[0]), partial(probe.scores, probe.single, *parts)
+        return Dependence(max(edges), "its place among those scored with it", _place(probe, run, other, count, COLUMNS, equal, shift=1))
     least = [float("inf")] * (count * COLUMNS)
     for _ in range(_TRIES if rounds else 1):
         tokens = probe.draw(count, COLUMNS)
-        run, alone = (partial(probe.scores, probe.single, tokens, together) for together in (True, False))
+        run, alone = partial(probe.scores, probe.single, tokens), partial(probe.scores, probe.single, *tokens.split(1, 1))
         least = [min(each) for each in zip(least, differences(run(), alone()), strict=True)]
         if (away := median(least) if rounds else max(least)) <= allowed:
             return None
     return Dependence(away, "how many others are scored with it", _place(probe, run, alone, count, COLUMNS, allowed))
 
 
-def chain_scores(session: Any, pending: Draft, tokens: Tensor, together: bool, read: Callable[[Any, int], Tensor]) -> Tensor:
-    """Score a chain behind the prompts of an open session, which is not used afterwards.
+def _shifted(tokens: Tensor) -> tuple[Tensor, Tensor]:
+    """Two chains of one length, of which the second begins at the second value of the first."""
+    return tokens[:, :-1], tokens[:, 1:]
+
+
+def chain_scores(session: Any, pending: Draft, parts: Sequence[Tensor], read: Callable[[Any, int], Tensor]) -> Tensor:
+    """Score chains behind the prompts of an open session, which is not used afterwards; see `ColumnProbe.scores`.
 
     Args:
         session, pending: what a target's `begin` returned.
-        tokens: values [B, T, *value].
-        together: in one forward; else in one of each column.
+        parts: the chains.
         read: returns logits [B, M, V] of distributions [B, M], given these and M.
 
     Returns:
         Logits [B, T, V].
     """
     session.score(pending)  # caches the prompts
-    found, stay = [], torch.zeros(len(tokens), 1, dtype=torch.long, device=tokens.device)
-    for part in (tokens,) if together else tokens.split(1, 1):
-        session.commit(stay, 1)
+    found, rows, device = [], len(parts[0]), parts[0].device
+    for part in parts:
+        session.commit(torch.zeros(rows, 1, dtype=torch.long, device=device), 1)
         pending, drafted = Draft.root(part[:, 0], pending.start + 1), part[:, 1:]
-        parents = torch.arange(drafted.shape[1], device=tokens.device).expand(len(tokens), -1).clone()
+        parents = torch.arange(drafted.shape[1], device=device).expand(rows, -1).clone()
         draft = pending.extend(drafted, parents, linear=True, width=1, levels=None) if drafted.shape[1] else pending
         found.append(read(session.score(draft).p, part.shape[1]))
     return torch.cat(found, 1)
@@ -160,10 +185,12 @@ def differences(logits: Tensor, expected: Tensor) -> list[float]:
     return [difference(a.float(), b.float()) for a, b in zip(logits.flatten(0, 1), expected.flatten(0, 1), strict=True)]
 
 
-def _place(probe: ColumnProbe, one: Callable[[], Tensor], other: Callable[[], Tensor], rows: int, columns: int, allowed: float) -> str:
+def _place(
+    probe: ColumnProbe, one: Callable[[], Tensor], other: Callable[[], Tensor], rows: int, columns: int, allowed: float, shift: int = 0
+) -> str:
     """The first module whose outputs for the first `rows` and `columns` differ between two runs; empty if there is none.
 
-    A run ends in a forward of `COLUMNS` columns or in as many of one.
+    A run ends in a forward of `COLUMNS` columns or in as many of one. Column c of the second one is column c + `shift` of the first.
     """
     first, second = _outputs(probe, one), _outputs(probe, other)
     batch = len(first[""][-1])
@@ -178,7 +205,8 @@ def _place(probe: ColumnProbe, one: Callable[[], Tensor], other: Callable[[], Te
             continue
         a = _by_column(calls[-1], layout)
         b = parts[-1] if parts[-1].shape == a.shape else torch.cat([part for part in parts if part.shape[2] == a.shape[2]], 1)
-        if a.shape == b.shape and difference(a[:rows, :columns].float(), b[:rows, :columns].float()) > allowed:
+        a, b = a[:, shift:], b[:, : b.shape[1] - shift]
+        if a.shape == b.shape and difference(b[:rows, :columns].float(), a[:rows, :columns].float()) > allowed:
             return described(name, probe.model.get_submodule(name))
     return ""
 

@@ -19,7 +19,7 @@ from mmspec.core.noise import Noise
 from mmspec.models import alterations as proof_alterations
 from mmspec.models.alterations import Alteration
 from mmspec.models.columns import COLUMNS, EXACT, REPEATED, REPEATED_ROUGHLY, ROUGHEST, ColumnProbe, chain_scores, dependence, difference
-from mmspec.models.module_copy import own_copy, uncompiled
+from mmspec.models.module_copy import own_copy, refresh, uncompiled
 
 _ROUGH = 0.25  # in lower precision, between forwards of different shapes
 _PLAUSIBLE = 64  # of the likeliest values, one is drafted
@@ -66,6 +66,7 @@ def _require(model: Any, family: Any, kind: Callable[[], Any], probe: Callable[[
     if not isinstance(model, nn.Module):
         return
     model = uncompiled(model)
+    refresh(model)
     with _lock:
         known = _results(model)
         if _ALTERED not in known:
@@ -148,10 +149,10 @@ class TargetProbe:
         """Draw values [rows, columns, *value] that the target may write; see `ColumnProbe.draw`."""
         return torch.cat([self._drawn() for _ in range(columns)], 1)[len(self.single) - rows :]
 
-    def scores(self, rows: tuple[int, ...], tokens: Tensor, together: bool = True) -> Tensor:
-        """Return logits of a chain, or densities at some values; see `ColumnProbe.scores`. All rows of the prompt are scored."""
+    def scores(self, rows: tuple[int, ...], *parts: Tensor) -> Tensor:
+        """Return logits of chains, or densities at some values; see `ColumnProbe.scores`. All rows of the prompt are scored."""
         session, pending = self.target.begin(self.prompt)
-        return chain_scores(session, pending, tokens, together, self._read)
+        return chain_scores(session, pending, parts, self._read)
 
     def _drawn(self) -> Tensor:
         """Values [B, 1, *value] of the first place: likely ones, or for values without a table drawn ones."""
@@ -185,8 +186,8 @@ class _RowsProbe:
     def draw(self, rows: int, columns: int) -> Tensor:
         return torch.randn(rows, columns, self._width, generator=self._generator).to(self._place)
 
-    def scores(self, rows: tuple[int, ...], tokens: Tensor, together: bool = True) -> Tensor:
-        return torch.cat([self._head(part) for part in (tokens[0].split(1) if not together else (tokens[0],))])[None].float()
+    def scores(self, rows: tuple[int, ...], *parts: Tensor) -> Tensor:
+        return torch.cat([self._head(part[0]) for part in parts])[None].float()
 
 
 def _has_table(p: Any) -> bool:

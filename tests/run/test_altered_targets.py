@@ -108,12 +108,16 @@ def recommended(rank: bool = False) -> Made:
     return model, lambda drafts: mmspec.recsys.recommend(model, histories, k=3, catalogue=catalogue)
 
 
-def served(model: Any, prompt: Any, drafter: Any = None, plain: Any = None, **options: Any) -> Made:
+def served(model: Any, prompt: Any, drafter: Any, asked: dict[str, Any], **options: Any) -> Made:
     def call(drafts: bool) -> Any:
-        with mmspec.Engine(model, drafter if drafts else plain, **(options if drafts else dict.fromkeys(options, "plain"))) as engine:
-            return engine.submit(prompt, **({"max_seconds": 0.2} if hasattr(model, "pace") else {})).result(60)
+        with mmspec.Engine(model, drafter if drafts else None, **(options if drafts else dict.fromkeys(options, "plain"))) as engine:
+            return engine.submit(prompt, **asked).result(60).tokens
 
     return model if isinstance(model, nn.Module) else model.model, call
+
+
+def spoken(target: Any, small: Any, prompts: Any) -> Made:
+    return served(target, prompts[0], small, {"max_seconds": 0.2})
 
 
 def job(folder: Any) -> Made:
@@ -135,7 +139,7 @@ WAYS: dict[str, Callable[[Any], Made]] = {
     "pictures, zipar": lambda _: drawn(small_nets.guided_model(), [0, 1], method="zipar"),
     "pictures, pjd": lambda _: drawn(small_nets.guided_model(), [0, 1], method="pjd", guidance=2.0),
     "pictures, drop-in": lambda _: picture_drop_in(),
-    "pictures, engine": lambda _: served(small_nets.guided_model(), 1, method="jacobi"),
+    "pictures, engine": lambda _: served(small_nets.guided_model(), 1, None, {}, method="jacobi"),
     "pictures, job": job,
     "vectors, path": lambda _: drawn(small_latents.model("diffusion"), [0, 1], drafter=small_latents.model("diffusion", 1), window=4),
     "vectors, density": lambda _: drawn(small_latents.model("mixture"), [0, 1], drafter=small_latents.model("mixture", 1), window=4),
@@ -158,14 +162,16 @@ WAYS: dict[str, Callable[[Any], Made]] = {
     ),
     "speech, codes": lambda _: said(small_models.speaker(), ["one"], "lookup"),
     "speech, stream": lambda _: streamed(),
-    "speech, engine": lambda _: served(parts.__wrapped__("dia")[0], parts.__wrapped__("dia")[2][0], parts.__wrapped__("dia")[1]),
+    "speech, engine": lambda _: served(
+        parts.__wrapped__("dia")[0], parts.__wrapped__("dia")[2][0], parts.__wrapped__("dia")[1], {"max_seconds": 0.2}
+    ),
     "recordings, whisper": lambda _: heard((small_whisper.whisper(), small_whisper.processor())),
     "recordings, qwen2-audio": lambda _: heard(small_recognisers.qwen2_audio()),
     "text": lambda _: text(),
     "text with pictures": lambda _: written(build(FAMILIES["LLaVA"]), inputs_for("LLaVA", 2)),
     "text, drop-in": lambda _: through(text_drop_in),
     "text, diagnosis": lambda _: through(partial(own_drafter, max_new_tokens=TOKENS)),
-    "text, engine": lambda _: served(llama(), {"input_ids": torch.tensor([[3, 4, 5, 3, 4]])}, "lookup"),
+    "text, engine": lambda _: served(llama(), {"input_ids": torch.tensor([[3, 4, 5, 3, 4]])}, "lookup", {"max_new_tokens": TOKENS}),
     "items": lambda _: recommended(),
     "items, ranked": lambda _: recommended(rank=True),
 }

@@ -132,10 +132,10 @@ class Probe:
         return self.model(**source, decoder_input_ids=ids, use_cache=False).logits[0].float()
 
     @torch.no_grad()
-    def scores(self, rows: Sequence[int], tokens: Tensor, together: bool = True) -> Tensor:
-        """Logits [B, T, V] of `tokens` [B, T], a chain behind the prompts of `rows`: in one forward, or by one of each token."""
+    def scores(self, rows: Sequence[int], *parts: Tensor) -> Tensor:
+        """Logits [B, T, V] of chains behind the prompts of `rows`; see `ColumnProbe.scores`."""
         session, pending = HFTarget(self.model, self.family).begin(self._inputs(rows))
-        return chain_scores(session, pending, tokens, together, lambda p, columns: p.scores)
+        return chain_scores(session, pending, parts, lambda p, columns: p.scores)
 
     def control(self, row: int) -> float:
         """The difference of plain cached decoding of a row alone, one token a forward, from the uncached forward: rounding."""

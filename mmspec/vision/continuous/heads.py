@@ -9,7 +9,7 @@ from torch import Tensor
 
 from mmspec.core.prepared_head import PreparedHead
 from mmspec.core.stats import Stats
-from mmspec.models.module_copy import on_copy
+from mmspec.models.module_copy import on_copy, refresh
 from mmspec.models.prompt_proof import require_rows
 
 
@@ -110,6 +110,7 @@ def require_chain_head(model: Any, head: CountedHead, timesteps: Tensor, width: 
     Raises:
         ValueError: where it does not; in one line.
     """
+    refresh(model)
     size, own = model.config.channels, on_copy(counted_head(head.head, head.guidance), model)
 
     def outputs(values: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.records import Draft, Scored
-from mmspec.models.module_copy import own_copy
+from mmspec.models.module_copy import own_copy, refresh
 from mmspec.models.prompt_proof import require_columns
 from mmspec.vision.diffusion.x0_prediction import X0Prediction
 
@@ -68,6 +68,7 @@ class DiffusionTarget:
 
     def require_columns(self, prompt: Tensor) -> None:
         """Test whether states that are judged in one call get the distributions of plain decoding; see `models.prompt_proof`."""
+        refresh(self.net)
         require_columns(replace(self, net=own_copy(self.net)), self.net, self, prompt, lambda: len(prompt))
 
     def begin(self, prompt: Tensor) -> tuple["DiffusionSession", Draft]:
