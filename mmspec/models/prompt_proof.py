@@ -99,7 +99,7 @@ def _results(model: nn.Module) -> dict[Any, Any]:
 
 
 def _covered(part: Any) -> bool:
-    return type(part).__module__.startswith(("mmspec.", "transformers."))
+    return type(part).__module__.startswith(("mmspec.", "transformers.", "diffusers."))
 
 
 @torch.no_grad()
