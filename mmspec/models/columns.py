@@ -44,8 +44,12 @@ class ColumnProbe(Protocol):
     """
 
     model: Any
-    batches: Sequence[tuple[int, ...]]
-    single: tuple[int, ...]
+
+    @property
+    def batches(self) -> Sequence[tuple[int, ...]]: ...
+
+    @property
+    def single(self) -> tuple[int, ...]: ...
 
     def draw(self, rows: int, columns: int) -> Tensor:
         """Draw values [rows, columns, *value] that may be drafted."""
