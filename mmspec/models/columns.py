@@ -46,10 +46,14 @@ class ColumnProbe(Protocol):
     model: Any
 
     @property
-    def batches(self) -> Sequence[tuple[int, ...]]: ...
+    def batches(self) -> Sequence[tuple[int, ...]]:
+        """See above."""
+        ...
 
     @property
-    def single(self) -> tuple[int, ...]: ...
+    def single(self) -> tuple[int, ...]:
+        """See above."""
+        ...
 
     def draw(self, rows: int, columns: int) -> Tensor:
         """Draw values [rows, columns, *value] that may be drafted."""
@@ -122,8 +126,8 @@ def dependence(probe: ColumnProbe, equal: float, allowed: float, rounds: bool, d
     for columns in _WIDTHS:
         parts = _shifted(probe.draw(count, columns + 1))
         one, other = probe.scores(probe.single, *parts).split(columns, 1)
-        away = torch.tensor(differences(other[:, :-1], one[:, 1:])).view(count, -1).amax(0).tolist()
-        edges = [min(edges[0], away[0]), min(edges[1], away[-1])]
+        moved: list[float] = torch.tensor(differences(other[:, :-1], one[:, 1:])).view(count, -1).amax(0).tolist()
+        edges = [min(edges[0], moved[0]), min(edges[1], moved[-1])]
         if max(edges) <= equal:
             break
     else:
