@@ -141,13 +141,13 @@ class OneScale(nn.Linear):
     """Rounds what enters it to 8 bits, with one scale for all columns."""
 
     def forward(self, x):
-        scale = x.abs().amax() / 127
+        scale = x.abs().amax() / 127 if x.numel() else 1
         return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
 
 
 class ScalePerToken(nn.Linear):
     def forward(self, x):
-        scale = x.abs().amax(-1, keepdim=True) / 127
+        scale = x.abs().amax(-1, keepdim=True).clamp_min(1e-9) / 127
         return nn.functional.linear((x / scale).round() * scale, self.weight, self.bias)
 
 

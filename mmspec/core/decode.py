@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mmspec.core.accept_rule import AcceptRule, refuse_other_table, refuse_unordered
 from mmspec.core.control import Charged, Control, PutsOff, chosen_once, expect_start, next_length
 from mmspec.core.noise import Noise
-from mmspec.core.protocols import CostlyStart, Drafter, Later, StoppingCriteria, Target
+from mmspec.core.protocols import CostlyStart, Drafter, Later, SelfTested, StoppingCriteria, Target
 from mmspec.core.records import Step
 from mmspec.core.result import DecodeError, Generation, committed
 from mmspec.core.rows.rounds import RoundRows
@@ -71,6 +71,9 @@ class Rounds(RoundRows):
         pending: the pending tokens.
         stopping: where rows end.
         noise: the keyed noise, one seed a row.
+
+    Raises:
+        ValueError: where drafted tokens would not get the distributions of plain decoding; see `SelfTested`.
     """
 
     def __init__(
@@ -90,6 +93,8 @@ class Rounds(RoundRows):
         self.accept, self.stopping, self.noise, self.plain = accept, stopping, replace(noise, coupled=accept.coupled), plain
         refuse_unordered(target, accept)
         refuse_other_table(target, accept)
+        if getattr(drafter, "drafts", True) and isinstance(target, SelfTested):
+            target.require_columns(prompt)
         session, self.pending = target.begin(prompt)
         self.session: TargetSession = session
         clock.lap("encode")

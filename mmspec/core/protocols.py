@@ -183,6 +183,22 @@ class InProcesses(Protocol):
 
 
 @runtime_checkable
+class SelfTested(Protocol):
+    """A target that tells whether tokens scored together get the distributions they have when each is scored alone."""
+
+    def require_columns(self, prompt: Any) -> None:
+        """Test the target, unless the result is known.
+
+        Args:
+            prompt: what `begin` takes.
+
+        Raises:
+            ValueError: where a token's distribution depends on what is drafted behind it or beside it; in one line.
+        """
+        ...
+
+
+@runtime_checkable
 class Later(Protocol):
     """A drafter with a deferred start: a generation that begins without draft tokens does not encode the drafter's prompt."""
 

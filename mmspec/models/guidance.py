@@ -107,6 +107,11 @@ class Guided(Pipeline):
         """False: scores are always mixed."""
         return False
 
+    @property
+    def bare(self) -> "Guided":
+        """What makes distributions of the mixed logits; see `Pipeline.bare`."""
+        return replace(self, steps=())
+
     def before(self, scores: Tensor, history: History) -> tuple[Tensor, History]:
         """Scores [2B, N, *value] of pairs as [B, N, *value], and the history of their conditional rows."""
         cond, uncond = scores.chunk(2)
@@ -147,6 +152,11 @@ class GuidedRows(RowPipelines):
         """The rows that are guided."""
         guided = [row for row, each in enumerate(self.own.rows) if isinstance(each, Guided)]
         return PairedRows(len(self.own.rows), tuple(guided))
+
+    @property
+    def bare(self) -> "GuidedRows":  # pyright: ignore[reportIncompatibleMethodOverride]
+        """What makes distributions of the mixed logits; see `Pipeline.bare`."""
+        return GuidedRows(tuple(None if each is None else each.bare for each in self.rows))
 
     @property
     def groups(self) -> list[tuple[Pipeline, list[int]]]:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -208,6 +218,10 @@ class Pairs:
     def one_choice(self) -> RankZeroChoice | None:
         """Return what makes several processes agree on draft lengths; see `HFTarget.one_choice`."""
         return self.doubled.one_choice()
+
+    def require_columns(self, prompt: Any) -> None:
+        """Test whether values that are scored together get the distributions of plain decoding; see `HFTarget.require_columns`."""
+        self.doubled.require_columns(prompt, Pairs)
 
     def begin(self, prompt: Any) -> tuple["PairedSession", Draft]:
         """Open a session.

@@ -17,6 +17,7 @@ from mmspec.models.compat import many_shapes, tensor_parallel_group, with_whole_
 from mmspec.models.family import Family, OwnScoring, PositionsTable
 from mmspec.models.layout import Layout
 from mmspec.models.module_copy import on_copy, own_copy, refresh, shared_copy
+from mmspec.models.prompt_proof import require_columns
 from mmspec.models.session import ROUND, HFSession, Room
 from mmspec.models.slot_cache import SlotCache
 
@@ -153,6 +154,20 @@ class HFTarget:
         cache, state = self.family.begin(model, prompt, capacity)
         last = packed[rows, lengths - 1]
         return (self, cache, state, packed[:, :-1], lengths - 1, min(counts) - 1, room), Draft.root(last, torch.zeros_like(lengths))
+
+    def require_columns(self, prompt: Any, whole: Callable[["HFTarget"], Any] | None = None) -> None:
+        """Test, unless the result is known, whether values that are scored together get the logits of plain decoding.
+
+        Args:
+            prompt: what `begin` takes.
+            whole: makes what decodes of a target; by default the target itself.
+
+        Raises:
+            ValueError: where they do not; in one line.
+        """
+        bare = replace(self, processors=self.processors.bare, static=False, captured=None)
+        rows = lambda: len(self.family.prompt(self.model, prompt)[0])  # noqa: E731
+        require_columns(bare if whole is None else whole(bare), self.model, self.family, prompt, rows)
 
     @property
     def ordered(self) -> bool:

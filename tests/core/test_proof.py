@@ -14,13 +14,13 @@ from mmspec.bench.check.drafters import check_drafter
 from mmspec.core.rules.greedy import Greedy
 from mmspec.core.rules.token import Token
 from mmspec.models import session as sessions
+from mmspec.models.alterations import alterations
 from mmspec.models.families.base import DecoderOnly
 from mmspec.models.families.registry import family_of
 from mmspec.models.proof import cases as proof_cases
 from mmspec.models.proof import facts as proof_facts
 from mmspec.models.proof import require as proof
 from mmspec.models.proof import store as proof_store
-from mmspec.models.proof.alterations import alterations
 from mmspec.models.proof.probes import Probe
 from mmspec.models.proof.require import Proof, prove, require
 from mmspec.models.target import HFTarget

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map
 
 import mmspec
-from mmspec.models.proof import alterations
+from mmspec.models import alterations
 
 CPU, FIRST, SECOND = torch.device("cpu"), torch.device("cuda:0"), torch.device("cuda:1")
 PACKAGE = str(Path(mmspec.__file__).parent)

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 
 from mmspec.bench.check.findings import CAUSES, Finding
+from mmspec.models.alterations import alterations
+from mmspec.models.columns import COLUMNS
 from mmspec.models.families.registry import family_of
-from mmspec.models.proof.alterations import alterations
 from mmspec.models.proof.cases import Case, Cases, Failed, NoTwin, allowance, check_columns, check_repeats, own_cases, twin_probe
-from mmspec.models.proof.columns import COLUMNS
 from mmspec.models.proof.facts import has_plain_reference, tested
 from mmspec.models.proof.probes import Probe, ProbeRound
 

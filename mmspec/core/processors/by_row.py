@@ -43,6 +43,11 @@ class RowPipelines:
         return self.groups[0][0] if len(self.groups) == 1 else None
 
     @property
+    def bare(self) -> Pipeline:
+        """What makes distributions of the raw logits; see `Pipeline.bare`."""
+        return Pipeline()
+
+    @property
     def idle(self) -> bool:
         """True if every distribution is left as it is."""
         return all(own.idle for own in self.rows)

@@ -185,6 +185,11 @@ class Pipeline:
         """True if its processors replace NaN and infinities."""
         return any(getattr(step, "repairs", False) for step in self.steps)
 
+    @property
+    def bare(self) -> "Pipeline":
+        """What makes distributions of the raw logits: without processors."""
+        return Pipeline()
+
     def keep(self, kinds: tuple[type[Processor], ...]) -> "Pipeline":
         """Return this pipeline without processors of other classes than `kinds`."""
         return Pipeline(tuple(step for step in self.steps if isinstance(step, kinds)))

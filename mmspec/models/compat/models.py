@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, distributed, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules import module as torch_modules
+from transformers import PreTrainedConfig
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 
@@ -123,11 +124,12 @@ def only_brings_weights(module: Any) -> bool:
 
 
 def attention_function(config: Any) -> Any:
-    """The function that computes attention in a model with this config; None where it is computed step by step, in the model's own file.
+    """The function that computes attention in a model with this config; None where it is computed step by step, in the model's own file,
+    and for configs that are not of transformers.
 
     Relies on `transformers.modeling_utils.ALL_ATTENTION_FUNCTIONS` (since 4.48), a mapping by name.
     """
-    return ALL_ATTENTION_FUNCTIONS.get(attention_of(config))
+    return ALL_ATTENTION_FUNCTIONS.get(attention_of(config)) if isinstance(config, PreTrainedConfig) else None
 
 
 def is_sharded(weight: Any) -> bool:

@@ -7,22 +7,15 @@ from typing import Any
 
 import torch
 
+from mmspec.models.alterations import Alteration
+from mmspec.models.columns import EXACT, REPEATED, REPEATED_ROUGHLY, ROUGHEST, dependence, difference
 from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of, positions_of
-from mmspec.models.proof.alterations import Alteration
-from mmspec.models.proof.columns import dependence
 from mmspec.models.proof.facts import edges, has_experts, has_plain_reference
-from mmspec.models.proof.probes import ACROSS, CHAIN, SHORT, TREE, TREE_ACROSS, Probe, ProbeRound, difference
+from mmspec.models.proof.probes import ACROSS, CHAIN, SHORT, TREE, TREE_ACROSS, Probe, ProbeRound
 from mmspec.models.proof.twin import twin_of
 
-EXACT = 1e-3
-"""Allowed difference of logits in float32, as a share of their spread."""
-_REPEATED, _REPEATED_ROUGHLY = 1e-4, 5e-3  # between two identical forwards: none is random, but some sums have no fixed order
-_FACTOR, _ROUGH, _ROUGHEST = (
-    4,
-    0.05,
-    0.5,
-)  # in lower precision: four times the model's own rounding and a little; beyond the last it is none
+_FACTOR, _ROUGH = 4, 0.05  # in lower precision: four times the model's own rounding and a little
 _ROUGHEST_FLOAT32 = 0.01
 _SHORT, _LONG = (2, 4, 3), (3, 15, 9)
 """Lengths of a twin's prompts: within its window, and where drafts cross it and the rope switch."""
@@ -154,12 +147,11 @@ def own_cases(trees: bool) -> list[Case]:
 def check_columns(model: Any, probe: Probe, coarse: bool) -> None:
     """Failed if a column of a forward depends on others. `coarse` if the model's arithmetic may round as that of int8 does."""
     exact, name = model.dtype is torch.float32, type(model).__name__
-    equal = _REPEATED if exact else _ROUGH if has_experts(model) else _REPEATED_ROUGHLY  # experts get as many columns as choose them
-    allowed = _ROUGHEST if coarse else EXACT if exact else allowance(model, probe)((1,))
+    equal = REPEATED if exact else _ROUGH if has_experts(model) else REPEATED_ROUGHLY  # experts get as many columns as choose them
+    allowed = ROUGHEST if coarse else EXACT if exact else allowance(model, probe)((1,))
     found = dependence(probe, equal, allowed, coarse or not exact)
     if found is not None:
-        line = f"{name}: the logits of a drafted token change by {found.away:.2g} of their spread with {found.cause}"
-        raise Failed(f"{line}, first in {found.place}" if found.place else line, place=found.place)
+        raise Failed(found.line(name), place=found.place)
 
 
 def check_repeats(model: Any, family: Any) -> Probe:
@@ -178,7 +170,7 @@ def check_repeats(model: Any, family: Any) -> Probe:
         raise Failed(f"{name}: its self-test could not run, as a plain forward of text stopped with {_line(error)}") from None
     if first.isnan().any() or (first == torch.inf).any():
         raise Failed(f"{name}: the logits of its own forward hold NaN or infinity, so check its weights and dtype")
-    away, allowed = difference(second, first), _REPEATED if model.dtype is torch.float32 else _REPEATED_ROUGHLY
+    away, allowed = difference(second, first), REPEATED if model.dtype is torch.float32 else REPEATED_ROUGHLY
     if away > allowed:
         raise Failed(
             f"{name}: two identical forwards differ by {away:.2g} of the logits' spread (allowed {allowed:g}), because {_random(model)}"
@@ -195,7 +187,7 @@ class Cases:
 
     def __init__(self, model: Any, probe: Probe, allowed: Callable[[tuple[int, ...]], float], coarse: bool = False):
         self.name, self.probe, self.coarse = type(model).__name__, probe, coarse
-        self.allowed = (lambda rows: _ROUGHEST) if coarse else allowed
+        self.allowed = (lambda rows: ROUGHEST) if coarse else allowed
 
     def run(self, case: Case) -> float:
         """The largest difference found. Failed if it is more than allowed."""
@@ -241,7 +233,7 @@ class Cases:
 
 def allowance(model: Any, probe: Probe) -> Callable[[tuple[int, ...]], float]:
     """The tolerance for the model itself: in lower precision, from the difference of plain cached decoding of each row alone."""
-    least, most = (0.0, _ROUGHEST_FLOAT32) if model.dtype is torch.float32 else (_ROUGH, _ROUGHEST)
+    least, most = (0.0, _ROUGHEST_FLOAT32) if model.dtype is torch.float32 else (_ROUGH, ROUGHEST)
 
     def allowed(rows: tuple[int, ...]) -> float:
         own = max(probe.control(row) for row in rows)

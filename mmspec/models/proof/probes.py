@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from mmspec.core.records import PAD, Draft
+from mmspec.models.columns import chain_scores, difference
 from mmspec.models.compat import execution_device, generation_positions
 from mmspec.models.families.encoder import EncoderStates
 from mmspec.models.families.encoder_decoder import start_ids
@@ -73,6 +74,9 @@ class Probe:
         whole: a plain forward of a path stands for every prefix of it, as in causal models; else each prefix has a forward of its own.
     """
 
+    batches = ((1, 0), (1, 2), (1, 0))
+    single = (1,)
+
     def __init__(self, model: Any, family: Any, lengths: Sequence[int], whole: bool):
         self.model, self.family, self.whole = throwaway_copy(model), family, whole  # some forwards leave a mode behind
         self.device = execution_device(model)
@@ -128,18 +132,10 @@ class Probe:
         return self.model(**source, decoder_input_ids=ids, use_cache=False).logits[0].float()
 
     @torch.no_grad()
-    def scores(self, rows: Sequence[int], tokens: Tensor, together: bool = True) -> Tensor:
-        """Logits [B, T, V] of `tokens` [B, T], a chain behind the prompts of `rows`: in one forward, or by one of each token."""
+    def scores(self, rows: Sequence[int], *parts: Tensor) -> Tensor:
+        """Logits [B, T, V] of chains behind the prompts of `rows`; see `ColumnProbe.scores`."""
         session, pending = HFTarget(self.model, self.family).begin(self._inputs(rows))
-        session.score(pending)  # caches the prompts
-        found, stay = [], torch.zeros_like(tokens[:, :1])
-        for part in (tokens,) if together else tokens.split(1, 1):
-            session.commit(stay, 1)
-            pending, drafted = Draft.root(part[:, 0], pending.start + 1), part[:, 1:]
-            parents = torch.arange(drafted.shape[1], device=self.device).expand_as(drafted).clone()
-            draft = pending.extend(drafted, parents, linear=True, width=1, levels=None) if drafted.shape[1] else pending
-            found.append(session.score(draft).p.scores)
-        return torch.cat(found, 1)
+        return chain_scores(session, pending, parts, lambda p, columns: p.scores)
 
     def control(self, row: int) -> float:
         """The difference of plain cached decoding of a row alone, one token a forward, from the uncached forward: rounding."""
@@ -224,15 +220,6 @@ class Probe:
             return found | {"encoder_outputs": (torch.cat([source["encoder_outputs"] for source in sources]),)}
         ids, mask = _padded([tuple(source["input_ids"][0].tolist()) for source in sources], self.device, left=False)
         return found | {"input_ids": ids, "attention_mask": mask}
-
-
-def difference(logits: Tensor, expected: Tensor) -> float:
-    """Root mean square of the difference over the vocabulary, divided by the standard deviation of `expected`. Infinite for NaN."""
-    finite = torch.isfinite(expected)
-    if logits.shape != expected.shape or not torch.equal(finite, torch.isfinite(logits)) or expected.isnan().any() or not finite.any():
-        return float("inf")
-    away = (logits[finite].double() - expected[finite].double()).square().mean().sqrt()
-    return (away / expected[finite].double().std(correction=0).clamp_min(1e-9)).item()
 
 
 def _width(model: Any) -> int:

@@ -14,12 +14,13 @@ from weakref import WeakKeyDictionary
 
 import torch
 
+from mmspec.models import alterations as proof_alterations
+from mmspec.models.alterations import Alteration
 from mmspec.models.compat import execution_device
 from mmspec.models.families.registry import family_of
-from mmspec.models.proof import alterations as proof_alterations
+from mmspec.models.prompt_proof import note_proven
 from mmspec.models.proof import facts as proof_facts
 from mmspec.models.proof import store as proof_store
-from mmspec.models.proof.alterations import Alteration
 from mmspec.models.proof.cases import Failed, check_itself, check_repeats, check_twin
 
 
@@ -121,6 +122,8 @@ def _looked_up(model: Any, family: Any) -> Proof:
             else:
                 proof = _kept(model, family, digest, altered)
         _seen[model] = (state, proof)
+        if proof.exact:
+            note_proven(model, family)
         return proof
 
 

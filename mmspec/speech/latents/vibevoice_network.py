@@ -138,6 +138,10 @@ class Streams:
     target: HFTarget
     count: int
 
+    def require_columns(self, prompt: Any) -> None:
+        """Test whether values that are scored together get the distributions of plain decoding; see `HFTarget.require_columns`."""
+        self.target.require_columns(prompt, lambda target: Streams(target, self.count))
+
     def begin(self, prompt: Any) -> tuple["StreamsSession", Draft]:
         """Open a session on `prompt`; see `Target.begin`."""
         session, pending = self.target.begin(prompt)

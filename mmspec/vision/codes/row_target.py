@@ -13,7 +13,7 @@ from torch import Tensor
 from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.processors.history import History
 from mmspec.core.records import Draft, Scored
-from mmspec.models.guidance import Guided
+from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.layout import Layout, prompt_layout
 from mmspec.models.target import HFSession, HFTarget
 
@@ -29,7 +29,9 @@ class RowTarget:
     opening: Draft
 
     def begin(self, prompt: Any) -> tuple["RowSession", Draft]:
-        """Open a session on `prompt`; see `Target.begin`."""
+        """Open a session on `prompt`; see `Target.begin`. ValueError where cells that are scored together influence each other."""
+        whole = Pairs(self.target) if isinstance(self.target.processors, Guided) else self.target
+        whole.require_columns(prompt)
         session, _ = self.target.begin(prompt)
         return RowSession(session), self.opening
 

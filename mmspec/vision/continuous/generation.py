@@ -28,7 +28,7 @@ from mmspec.models.guidance import Guided, Pairs
 from mmspec.models.target import HFTarget
 from mmspec.utils.names import shown
 from mmspec.vision.continuous.ar import ContinuousAR
-from mmspec.vision.continuous.heads import HeadStats
+from mmspec.vision.continuous.heads import HeadStats, require_chain_head
 from mmspec.vision.continuous.latents import ChainDrafts, LatentRequest, Sampling, tokens_of
 from mmspec.vision.continuous.masked import generate_masked
 from mmspec.vision.continuous.methods import ContinuousPictures, way_of
@@ -89,6 +89,9 @@ def generate_continuous(
         draft_steps=draft_steps,
     )  # fmt: skip
     chain = NoDraft() if drafting is None else _drafter(drafting, way.shape)
+    if drafting is not None:
+        target.require_columns(classes)
+        _uncount(target)  # what the self-test called
     out = run(
         target,
         chain,
@@ -134,6 +137,12 @@ def _counted(stats: Stats, target: Any, drafting: Any) -> Stats:
     return HeadStats(**vars(stats), head_calls=head.calls, head_states=head.states, draft_head_calls=calls)
 
 
+def _uncount(target: Any) -> None:
+    head = _head(target)
+    if head is not None:
+        head.calls = head.states = 0
+
+
 def _head(target: Any) -> Any:
     return getattr(getattr(target, "doubled", target).family, "head", None)
 
@@ -171,12 +180,25 @@ def pair_of(
         raise ValueError(f"every is {every}, but speculation inside a chain runs the head at every state: leave every or draft_steps out")
     request = LatentRequest(form, noise, temperature, guidance, chains)
     target = _target(model, network, request, sampling, most)
+    if chains is not None:
+        _require_chains(target, encoded)
     if way.accept is None or most == 1:
         return encoded, target, None
     if draft_token is None:
         kind = type(network).__name__
         raise ValueError(f"method {method!r} needs a drafter: pass drafter=..., a smaller {kind} of the same tokens, or take plain")
     return encoded, target, _drafting(model, draft_token, request, sampling, most)
+
+
+def _require_chains(target: Any, prompt: Any) -> None:
+    """Raise ValueError for a head whose chains are not those of plain decoding where several states are judged in one call."""
+    family = getattr(target, "doubled", target).family
+
+    def width() -> int:
+        session, pending = target.begin(prompt)
+        return session.score(pending).p.z.shape[-1]  # the head is not called
+
+    require_chain_head(family.model, family.head, family.noise_schedule.timesteps, width)
 
 
 def _target(model: ContinuousPictures, network: Any, request: LatentRequest, sampling: Sampling, most: int) -> Any:

@@ -1,5 +1,6 @@
 """Diffusion heads as generation runs them: guided, and with their calls counted."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +9,8 @@ from torch import Tensor
 
 from mmspec.core.prepared_head import PreparedHead
 from mmspec.core.stats import Stats
+from mmspec.models.module_copy import on_copy, refresh
+from mmspec.models.prompt_proof import require_rows
 
 
 @dataclass
@@ -93,3 +96,25 @@ def counted_head(head: Any, guidance: float | None = None) -> CountedHead:
         The head.
     """
     return (CountedPreparedHead if isinstance(head, PreparedHead) else CountedHead)(head, guidance)
+
+
+def require_chain_head(model: Any, head: CountedHead, timesteps: Tensor, width: Callable[[], int]) -> None:
+    """Test whether a head gives the states of a chain that are judged in one call the outputs of calls of their own.
+
+    Args:
+        model: the model of the head.
+        head: the head; it is not called.
+        timesteps: of the chain [T].
+        width: returns the width D of the conditioning.
+
+    Raises:
+        ValueError: where it does not; in one line.
+    """
+    refresh(model)
+    size, own = model.config.channels, on_copy(counted_head(head.head, head.guidance), model)
+
+    def outputs(values: Tensor) -> Tensor:
+        x, z = values.split([size, values.shape[-1] - size], -1)
+        return own(x, timesteps[(x[:, 0].abs() * 997).long() % len(timesteps)], z)
+
+    require_rows(model, outputs, lambda: size + width())

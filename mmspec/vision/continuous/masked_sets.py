@@ -22,7 +22,7 @@ from mmspec.core.distributions.denoising_path import Denoiser
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.noise import Keys, Noise
 from mmspec.vision.continuous.ar import scheduler
-from mmspec.vision.continuous.heads import CountedHead, counted_head
+from mmspec.vision.continuous.heads import CountedHead, counted_head, require_chain_head
 from mmspec.vision.continuous.latents import ChainDrafts
 from mmspec.vision.continuous.mar import MaskedAR, MaskedARConfig
 
@@ -144,6 +144,10 @@ class SetWriter:
         schedule, scale = self.plan.noise_schedules[iteration], self.plan.scales[iteration]
         if (schedule.steps, scale) not in self._heads:
             head, schedule = counted_head(self.model.head, scale), schedule.to(self.model.device)
+            if self.drafts:
+                require_chain_head(
+                    self.model, head, schedule.timesteps, lambda: self.model.config.hidden_size * (1 if scale is None else 2)
+                )
             found = SpeculativeDenoiser.of(head, schedule, self.drafts.draft_steps) if self.drafts else Denoiser(head, schedule)
             self._heads[schedule.steps, scale] = head, found
         return self._heads[schedule.steps, scale][1]

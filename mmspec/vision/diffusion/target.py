@@ -9,7 +9,7 @@ draft token. This saves sequential calls, not arithmetic. The last step has no n
 B chains, N nodes, T steps, D numbers of a state.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Any
 
@@ -19,6 +19,8 @@ from torch import Tensor
 from mmspec.core.distributions.gaussian import Gaussian
 from mmspec.core.distributions.noise_schedule import NoiseSchedule
 from mmspec.core.records import Draft, Scored
+from mmspec.models.module_copy import own_copy, refresh
+from mmspec.models.prompt_proof import require_columns
 from mmspec.vision.diffusion.x0_prediction import X0Prediction
 
 
@@ -63,6 +65,11 @@ class DiffusionTarget:
         return DiffusionTarget(
             net, noise_schedule.to(net.device), sample_shape(net), None if x0_prediction is None else x0_prediction.to(net.device)
         )
+
+    def require_columns(self, prompt: Tensor) -> None:
+        """Test whether states that are judged in one call get the distributions of plain decoding; see `models.prompt_proof`."""
+        refresh(self.net)
+        require_columns(replace(self, net=own_copy(self.net)), self.net, self, prompt, lambda: len(prompt))
 
     def begin(self, prompt: Tensor) -> tuple["DiffusionSession", Draft]:
         """Open a session for chains that start from states `prompt` [B, D]."""
@@ -144,6 +151,10 @@ class OpenTarget:
 
     session: DiffusionSession
     pending: Draft
+
+    def require_columns(self, prompt: Any) -> None:
+        """Test whether states that are judged in one call get the distributions of plain decoding; see `models.prompt_proof`."""
+        self.session.target.require_columns(prompt)
 
     def begin(self, prompt: Any) -> tuple[DiffusionSession, Draft]:
         """Open a session on `prompt`; see `Target.begin`."""

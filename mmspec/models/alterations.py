@@ -7,9 +7,10 @@ import copy
 import json
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from threading import Lock
 from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
@@ -17,14 +18,15 @@ from typing import Any
 from weakref import ref
 
 import torch
-import transformers
 from torch import nn
 
 from mmspec.models.compat import attention_function, global_hooks, hooks_of, is_sharded, only_brings_weights
 from mmspec.models.module_copy import module_tree, uncompiled
 
 _CALLABLE = {FunctionType, MethodType, partial}
-_LIBRARIES = tuple(f"{Path(each.__file__ or '').parent}/" for each in (torch, transformers))
+_OURS = ("torch", "transformers", "diffusers", "mmspec")
+_LIBRARIES = tuple(f"{Path(each.origin or '').parent}/" for each in map(find_spec, _OURS) if each)
+_MODULES = ("torch.nn.modules.", "transformers.", "diffusers.", "mmspec.")
 _PYTHON, _INSTALLED = (f"{sysconfig.get_path(name)}/" for name in ("stdlib", "purelib"))
 _MOST = 64
 _built: dict[tuple[type, str], dict[str, type]] = {}
@@ -67,12 +69,12 @@ def alterations(model: nn.Module) -> Iterator[Alteration]:
     model = uncompiled(model)
     if not all(map(_trusted, global_hooks().values())):
         yield Alteration("torch has a hook of all forwards")
-    built, kinds = _modules_of(type(model), model.config), {}
+    built, kinds = _modules_of(type(model), getattr(model, "config", None)), {}
     for name, module in _named(model):
         place = name or "the model"
         kinds[type(module)] = None
-        if built.get(name) is not type(module):
-            yield Alteration(f"{place} is a {full_name(type(module))}", True)
+        if not _same(built.get(name), kind := type(module)):
+            yield Alteration(f"{place} is a {full_name(kind)}", not kind.__module__.startswith(_MODULES))
         if not all(map(_trusted, hooks_of(module).values())):
             yield Alteration(f"{place} has a forward hook")
         for own, each in _own_callables(module):
@@ -86,6 +88,12 @@ def alterations(model: nn.Module) -> Iterator[Alteration]:
     for name, each in (*methods, *_helpers(kinds, model)):
         if not _trusted(each):
             yield Alteration(f"{name} is replaced")
+
+
+def _same(built: type | None, kind: type) -> bool:
+    """Whether a module is of the class that a constructor makes. torch makes a class for every parametrized module anew."""
+    again = built is not None and built.__module__ == kind.__module__ == "torch.nn.utils.parametrize"
+    return built is kind or (again and built.__bases__ == kind.__bases__)
 
 
 def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -103,14 +111,18 @@ def _named(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _modules_of(kind: type, config: Any) -> dict[str, type]:
     """Name -> type of the modules that `kind` makes from `config`; empty where it makes none."""
-    key = kind, json.dumps(config.to_dict(), sort_keys=True, default=str)
+    if config is None:
+        return {}
+    fields = dict(config) if isinstance(config, Mapping) else getattr(config, "to_dict", lambda: vars(config))()
+    key = kind, json.dumps(fields, sort_keys=True, default=str)
     with _lock:
         if key not in _built:
             while len(_built) >= _MOST:
                 _built.pop(next(iter(_built)))
             try:
                 with torch.device("meta"):
-                    _built[key] = {name: type(module) for name, module in kind(copy.deepcopy(config)).named_modules()}
+                    made = getattr(kind, "from_config", kind)(copy.deepcopy(config))  # diffusers has the one, transformers the other
+                _built[key] = {name: type(module) for name, module in made.named_modules()}
             except Exception:  # a constructor may raise anything on this device; the model is then tested itself
                 _built[key] = {}
         return _built[key]
@@ -133,7 +145,7 @@ def _helpers(kinds: Any, model: Any) -> list[tuple[str, Callable[..., Any]]]:
         k.__module__: sys.modules[k.__module__] for k in kinds if k.__module__.startswith("transformers.models.")
     }
     found = [(f"{name}.{own}", each) for name, file in files.items() for own, each in vars(file).items() if type(each) is FunctionType]
-    attention = attention_function(uncompiled(model).config)
+    attention = attention_function(getattr(uncompiled(model), "config", None))
     return found if attention is None else [*found, ("the attention function", attention)]
 
 
