@@ -6,6 +6,7 @@ makes a console; words are styled by `rich.text.Text`.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 from rich import progress
@@ -19,6 +20,12 @@ T = TypeVar("T")
 def console(stderr: bool = False) -> Console:
     """Return a console on stdout or stderr."""
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
+
+
+@cache
+def note_once(message: str) -> None:
+    """Print a line to stderr, unless this process has printed it."""
+    console(stderr=True).print(message, soft_wrap=True)
 
 
 @contextmanager
