@@ -86,7 +86,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
             _refuse_other_sight(config.model_type)
         reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
-        with compat.progress_as_set():
+        with compat.gguf_progress(name):
             placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
             model = loaded(
                 kind, place.where, config=config, dtype=weights, extras=whole, trust_remote_code=False, **place.weights, **placed
