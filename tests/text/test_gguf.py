@@ -208,7 +208,7 @@ def test_files_that_cannot_be_read(home, refused):
         assert words in refused("--model", home / "big.gguf", "--drafter", home / name), name
     line = refused("--model", "missing.gguf")
     assert "does not exist" in line
-    assert "text/fetch_gemma.py" in line
+    assert "text/fetch_model.py" in line
 
 
 def test_without_the_package(home, refused, monkeypatch):
