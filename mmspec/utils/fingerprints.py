@@ -62,7 +62,7 @@ def reader(tokenizer: Any) -> str:
     """Return the SHA-256 of everything by which a tokenizer, or a processor with its parts, makes tokens and numbers of an input.
 
     Args:
-        tokenizer: a tokenizer, an image, video or sound processor, or a processor that holds some.
+        tokenizer: a tokenizer, an image, video or sound processor, a processor that holds some, or a noise schedule.
 
     Returns:
         The hexadecimal digest.
@@ -75,6 +75,8 @@ def reader(tokenizer: Any) -> str:
         told["tokens"] = tokenizer.get_vocab()
     elif hasattr(tokenizer, "to_dict"):
         told["settings"] = {key: value for key, value in tokenizer.to_dict().items() if key not in _ELSEWHERE}
+    elif isinstance(settings := getattr(tokenizer, "config", None), Mapping):  # a schedule of diffusers
+        told["settings"] = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
     if hasattr(tokenizer, "special_tokens_map"):
         told["special"] = tokenizer.special_tokens_map
     told["parts"] = {name: reader(part) for name, part in vars(tokenizer).items() if _reads(part)}

@@ -24,6 +24,8 @@ def numbers(root: Any) -> list[Tensor | np.ndarray]:
         value = left.pop()
         if id(value) in seen or isinstance(value, type | ModuleType | BuiltinFunctionType | torch.Generator):
             continue
+        if hasattr(value, "save_pretrained") and not isinstance(value, nn.Module):
+            continue  # a tokenizer, a config or a schedule is its settings
         seen[id(value)] = value
         if isinstance(value, Tensor | np.ndarray):
             found.append(value)

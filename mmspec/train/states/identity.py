@@ -56,7 +56,7 @@ def training_identity(model: nn.Module, loss: Callable[..., Any], plan: Any) -> 
     found: dict[str, list[str]] = {"first weights": [fingerprints.weights(model)]}
     for place, part in fingerprints.parts({"plan": settings, "model": own, "loss": loss}, *model.modules()):
         top = place.split(".")[1:]
-        name = "the model's settings" if top[0] == "model" else ".".join(top[:3])
+        name = "the model's settings" if top[0] == "model" else ".".join(top[:4])
         found.setdefault(name, []).append(part if name == place[1:] else f"{place} {part}")
     return {name: told[0] if len(told) == 1 and len(told[0]) <= _LONG else checksum(told) for name, told in found.items()}
 
