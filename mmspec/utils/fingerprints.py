@@ -180,8 +180,10 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
     if hasattr(value, "__wrapped__"):  # a function with a memory
         return {"function": value.__wrapped__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value)}
-    if type(value).__module__.partition(".")[0] in _OURS:  # what is private, or a property, follows from the rest
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+    if (
+        type(value).__module__.partition(".")[0] in _OURS
+    ):  # what is private, or a property, follows from the rest, as fields do that are not given
         held = getattr(value, "__dict__", {})
         return {
             name: part

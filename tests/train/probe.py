@@ -4,6 +4,8 @@ The numbers are found by following references, without the rules by which `mmspe
 """
 
 import gc
+from dataclasses import fields, is_dataclass
+from functools import cached_property
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -15,6 +17,10 @@ from mmspec.train import loop
 
 _identity, _save = loop.training_identity, loop._save
 _begun: dict[str, Any] = {}
+
+
+def _computed(value: Any, name: str) -> bool:
+    return isinstance(getattr(type(value), name, None), cached_property)
 
 
 def numbers(root: Any) -> list[Tensor | np.ndarray]:
@@ -36,6 +42,10 @@ def numbers(root: Any) -> list[Tensor | np.ndarray]:
             left += [*(value.__closure__ or ()), *(value.__defaults__ or ())]
         elif hasattr(value, "__wrapped__"):
             left.append(value.__wrapped__)
+        elif type(value).__module__.startswith("mmspec."):  # less what is computed from the rest, and kept
+            kept = {each.name for each in fields(value) if not each.init} if is_dataclass(value) else set()
+            held = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in getattr(value, "__slots__", ())}
+            left += [part for name, part in held.items() if name not in kept and not _computed(value, name)]
         else:
             left += gc.get_referents(value)
     return [each for each in found if (each.numel() if isinstance(each, Tensor) else each.size)]
