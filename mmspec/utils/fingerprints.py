@@ -194,7 +194,7 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
 
 def _read(function: FunctionType) -> dict[str, Any]:
     """What a function reads beside its arguments and its module, by name."""
-    found: dict[str, Any] = dict(enumerate(function.__defaults__ or ())) | (function.__kwdefaults__ or {})
+    found = {f"{place}": value for place, value in enumerate(function.__defaults__ or ())} | (function.__kwdefaults__ or {})
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
