@@ -11,7 +11,6 @@ shop: simulated customers, none seen twice. amazon-beauty (MMSPEC_DATA, default 
 ids beside it, leave-one-out. The state that ranks best is kept. --deepen adds layers that pass their input on. A stopped run goes on.
 """
 
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -28,9 +27,10 @@ from mmspec.recsys import Catalogue, metrics, recommend
 from mmspec.recsys.baselines import CoOccurrence
 from mmspec.recsys.histories import Data, batches, beauty
 from mmspec.recsys.semantic_ids import make
-from mmspec.train import Fit, fit
+from mmspec.train import Fit
 from mmspec.train.deeper import deepened_model
 from mmspec.train.parallel import refuse_several_processes
+from mmspec.train.recommender.best_state import fit_best
 from mmspec.train.recommender.split import last_items
 from mmspec.utils.files import write_json
 from mmspec.utils.recipe_options import RecipeParser, run_recipe, tell_command
@@ -117,24 +117,19 @@ def main() -> None:
         sizes |= {name: getattr(small.config, name) for name in sizes} | {"num_hidden_layers": int(args.deepen[1])}
     model = model_for(data.catalogue.levels, chosen["codes"], sizes)
     model = deepened_model(small, model) if small else model
-    batch, best = batches(data, **chosen["batch"]), args.work / "best.pt"
+    batch = batches(data, **chosen["batch"])
     held, test = data.held[: args.users], data.test[: args.users]
 
     def loss(example: nn.Module, turn: int) -> Tensor:
         return example(**batch(turn)).loss
 
-    def held_out(example: nn.Module, step: int) -> None:
-        facts = {"step": step, **report(ranked(example, data.catalogue, held), held, len(data.catalogue))}
-        print(json.dumps(facts), flush=True)
-        if not best.exists() or torch.load(best)["NDCG@10"] < facts["NDCG@10"]:
-            torch.save({**facts, "model": example.state_dict()}, best)
+    def rank(example: nn.Module) -> dict[str, float]:
+        return report(ranked(example, data.catalogue, held), held, len(data.catalogue))
 
     begun, rates = time.perf_counter(), chosen["plan"] | ({} if args.lr is None else {"lr": args.lr})
     plan = Fit(steps=args.steps, warmup=100, checkpoint_every=max(1, args.steps // 10), mixed_precision=args.precision, **rates)
-    fit(model, loss, plan, args.work / "checkpoint.pt", title=args.data, validate=held_out, held=last_items(data))
-    minutes, kept = (time.perf_counter() - begun) / 60, torch.load(best)
-    model = model_for(data.catalogue.levels, chosen["codes"], sizes).eval()  # the one that was trained still computes in half precision
-    model.load_state_dict(kept["model"])
+    kept = fit_best(model, loss, plan, args.work, rank, last_items(data))
+    minutes = (time.perf_counter() - begun) / 60
     past = data.users(0, args.steps * chosen["batch"]["rows"]) if args.data == "shop" else data.past  # as many as the model has seen
     table = compared(model, data, test, past, chosen["within"])
     print("\n".join(f"{name:30}" + "".join(f"  {key} {value:.4f}" for key, value in row.items()) for name, row in table.items()))

@@ -111,7 +111,7 @@ def run(args: argparse.Namespace) -> None:
         model, processor, sounds = made_up()
         args.chunk, args.rows, args.steps, args.width, args.values = 2, 2, 2, 40, 64
     else:
-        pair, sounds = load_transcriber(args.model, device="cpu"), sounds_in([str(each) for each in args.recordings])
+        pair, sounds = load_transcriber(args.model, device="cpu"), sounds_in([str(each) for each in args.recordings])[0]
         model, processor = pair.target, pair.processor
         if model.config.model_type != "whisper":
             raise ValueError(f"{args.model} is a {model.config.model_type}: heads are trained here for Whisper only")

@@ -3,6 +3,7 @@
 Importing torch and transformers takes seconds and most scripts less than one, so a new interpreter for each would spend its time there.
 """
 
+import importlib
 import multiprocessing
 import os
 import runpy
@@ -25,11 +26,14 @@ class Started:
         cwd: working directory.
         folder: where its standard output and error are kept.
         env: environment variables.
+        before: name of a module to import first.
     """
 
-    def __init__(self, path: Path, *arguments: Any, cwd: Path, folder: Path, env: Mapping[str, str] | None = None):
+    def __init__(
+        self, path: Path, *arguments: Any, cwd: Path, folder: Path, env: Mapping[str, str] | None = None, before: str | None = None
+    ):
         self.argv, self.streams = [str(path), *map(str, arguments)], [folder / name for name in ("stdout", "stderr")]
-        args = (self.argv, str(cwd), [str(stream) for stream in self.streams], dict(env or {}))
+        args = (self.argv, str(cwd), [str(stream) for stream in self.streams], dict(env or {}), before)
         self.process = _CONTEXT.Process(target=_main, args=args)
         self.process.start()
 
@@ -43,7 +47,7 @@ class Started:
         return CompletedProcess(self.argv, self.process.exitcode, out, err)
 
 
-def _main(argv: list[str], cwd: str, streams: list[str], env: dict[str, str]) -> None:
+def _main(argv: list[str], cwd: str, streams: list[str], env: dict[str, str], before: str | None) -> None:
     for number, stream in enumerate(streams, start=1):
         with open(stream, "wb") as file:
             os.dup2(file.fileno(), number)
@@ -52,6 +56,8 @@ def _main(argv: list[str], cwd: str, streams: list[str], env: dict[str, str]) ->
     sys.argv = argv
     sys.path.insert(0, str(Path(argv[0]).parent))
     try:
+        if before is not None:
+            importlib.import_module(before)
         runpy.run_path(argv[0], run_name="__main__")
     finally:
         sys.stdout.flush()

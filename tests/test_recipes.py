@@ -1,5 +1,5 @@
 """Every recipe runs with --smoke, in a process of its own, and says in its docstring how. What it wrote is loaded by the command that it
-prints.
+prints, and the checkpoints of its trainings tell of all that decided them (`tests.train.probe`).
 """
 
 import ast
@@ -48,7 +48,7 @@ def used(line: str) -> None:
 def smoked(path, tmp_path, *options):
     place = tmp_path / "elsewhere"  # than the root, so that defaults cannot overwrite what ships
     place.mkdir()
-    done = Started(path, "--smoke", *options, cwd=place, folder=tmp_path).finish(timeout=240)
+    done = Started(path, "--smoke", *options, cwd=place, folder=tmp_path, before="tests.train.probe").finish(timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
     return place, [line.removeprefix("use it: ") for line in done.stdout.splitlines() if line.startswith("use it: ")]

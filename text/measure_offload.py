@@ -1,6 +1,6 @@
 """A target on disk, drafted for by best-first trees of rising size: what a token costs in loads of layers, a table.
 
-    python text/fetch_gemma.py && python text/measure_offload.py          # Gemma 3 270M; half an hour on 2 cores
+    python text/fetch_model.py && python text/measure_offload.py          # Gemma 3 270M; half an hour on 2 cores
     python text/measure_offload.py --model ./big --drafter ./small --sizes 64 256 1024 --temperatures 0
     python text/measure_offload.py --smoke
 

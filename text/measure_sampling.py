@@ -1,6 +1,6 @@
 """What drawing, comparing and truncating cost beside the forwards of the networks, with real weights and a large vocabulary.
 
-    python text/fetch_gemma.py
+    python text/fetch_model.py
     python text/measure_sampling.py --model ~/.cache/mmspec/models/gemma-3-270m
     python text/measure_sampling.py --jacobi                    # 16,384 image codes, windows of 32, LlamaGen-B's sizes
 

@@ -11,7 +11,6 @@ from rich.table import Column, Table
 
 from mmspec.commands import common
 from mmspec.commands.common import FILES, HOW, SHOW, WHAT, option
-from mmspec.utils.files import listed, named_shortly
 from mmspec.utils.places import Writes
 
 if TYPE_CHECKING:
@@ -203,12 +202,7 @@ def _many(config: "Config", given: dict[str, Any], files: list[str], question: s
     from mmspec.jobs import run
     from mmspec.jobs.captions_job import CaptionJobSpec, job_folder, make_caption_job, one_file
     from mmspec.text.inputs.clips import FrameSampling
-    from mmspec.text.inputs.pictures import pictures_and_clips_in
 
-    if len(files) == 1 and Path(files[0]).is_dir():
-        taken = {Path(files[0], name) for name in pictures_and_clips_in(files[0])}
-        if skipped := [path for path in listed(files[0]) if path not in taken]:
-            common.note(f"skipped, no picture or clip by its ending: {len(skipped)} ({named_shortly(skipped)})")
     asking = CaptionJobSpec(
         config,
         tuple(files),

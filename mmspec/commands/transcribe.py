@@ -10,7 +10,7 @@ import typer
 from mmspec.commands import common
 from mmspec.commands.common import DRAWING, FILES, HOW, WHAT, option
 from mmspec.speech.sound.containers import SUFFIXES as CONTAINERS
-from mmspec.utils.files import listed, named_shortly, whole, write_json
+from mmspec.utils.files import listed, note_skipped, whole, write_json
 from mmspec.utils.places import Writes
 
 EXAMPLES = """Examples:
@@ -71,8 +71,6 @@ def transcribe(
         raise ValueError("no model: give --model, such as the folder that mmspec recipe speech/fetch_whisper.py keeps")
     if as_json and text_format != "text":
         raise ValueError("--json and --format were both given: --json has texts, times and figures")
-    if skipped:
-        common.note(f"skipped, not sound by its ending: {len(skipped)} ({named_shortly(skipped)})")
     if out is None:
         _run(given, found, {}, {}, skipped)
         return
@@ -87,7 +85,8 @@ def transcribe(
 
 
 def sounds_in(given: list[str]) -> tuple[list[Path], list[Path]]:
-    """Return the sound files that were named and those in folders that were named, and the other files of these folders.
+    """Return the sound files that were named and those in folders that were named, and the other files of these folders, which
+    are named on stderr.
 
     Raises:
         ValueError: if nothing was named, or a folder holds no sound.
@@ -100,12 +99,11 @@ def sounds_in(given: list[str]) -> tuple[list[Path], list[Path]]:
     for name in given:
         path = Path(name)
         if path.is_dir():
-            inside = listed(path)
-            sounds = [each for each in inside if each.suffix.lower() in (*ENDINGS, *CONTAINERS)]
+            sounds = [each for each in listed(path) if each.suffix.lower() in (*ENDINGS, *CONTAINERS)]
             if not sounds:
                 raise ValueError(f"{path} holds no sound: it has no file ending in {', '.join((*ENDINGS, *CONTAINERS))}")
             found += sounds
-            others += [each for each in inside if each not in set(sounds)]
+            others += note_skipped(path, sounds, "not sound by its ending")
         elif path.is_file():
             found.append(path)
         else:
@@ -175,7 +173,7 @@ def _settings(folder: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 def _content(model: str) -> str:
     """A digest of the files of a model's folder; of a hub name its own, as what it leads to is not changed."""
-    from mmspec.jobs.engine import fingerprints
+    from mmspec.utils import fingerprints
 
     home = Path(model).expanduser()
     return fingerprints.data([[str(path.relative_to(home)), fingerprints.file(path)] for path in listed(home)] if home.is_dir() else model)
@@ -183,7 +181,7 @@ def _content(model: str) -> str:
 
 def _written(path: Path, target: Path, settings: dict[str, Any]) -> bool:
     """Whether a recording's text is there. ValueError if it was made of other bytes than the recording has now."""
-    from mmspec.jobs.engine import fingerprints
+    from mmspec.utils import fingerprints
 
     if not target.exists():
         return False
@@ -199,10 +197,10 @@ def _run(
     common.begin(given["verbose"])
     from mmspec.bench.report.stream import summary
     from mmspec.core.stats import Stats
-    from mmspec.jobs.engine import fingerprints
     from mmspec.loading.hearing import load_transcriber
     from mmspec.speech import transcribe as write_down
     from mmspec.speech.recognition.prompted import extractor_of
+    from mmspec.utils import fingerprints
 
     rejects: dict[Path, str] = {}
     files = _readable(files, rejects)  # before a model is loaded

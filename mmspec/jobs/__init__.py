@@ -5,13 +5,13 @@
 """
 
 from mmspec.jobs.engine.engines import Report, run
-from mmspec.jobs.engine.fingerprints import weights
 from mmspec.jobs.engine.folder import Stopped
 from mmspec.jobs.engine.job import Job
 from mmspec.jobs.engine.parquet import ParquetRows, ParquetTable
 from mmspec.jobs.engine.processes import Processes
 from mmspec.jobs.engine.records import Facts, Lines, Reject, Source
 from mmspec.jobs.engine.sinks import JsonLines, NumberedFiles, Sink
+from mmspec.utils.fingerprints import weights
 
 __all__ = [
     "Facts",

@@ -121,7 +121,7 @@ class PictureLines(Lines):
 
 def _bytes_of(path: Path) -> str:
     """The SHA-256 of a file's bytes; that of none for what is no file."""
-    from mmspec.jobs.engine import fingerprints
+    from mmspec.utils import fingerprints
 
     return fingerprints.file(path) if is_file(path) else ""
 

@@ -203,7 +203,7 @@ def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
     tokenizers and grid and, where the method `drafts` with it, of the trained net; for continuous tokens also of the autoencoder and the
     chain's numbers.
     """
-    from mmspec.jobs.engine.fingerprints import config_digest, rest, weights
+    from mmspec.utils.fingerprints import config_digest, rest, weights
 
     if isinstance(work.loaded.model, ContinuousPictures):
         return _continuous_identity(work)
@@ -216,7 +216,7 @@ def picture_job_identity(work: Draw, drafts: bool) -> dict[str, str]:
 
 
 def _continuous_identity(work: Draw) -> dict[str, str]:
-    from mmspec.jobs.engine.fingerprints import config_digest, data, rest, weights
+    from mmspec.utils.fingerprints import config_digest, data, rest, weights
 
     model: Any = work.loaded.model
     way, found = way_of(work.options["method"]), model.fit(work.options["method"])

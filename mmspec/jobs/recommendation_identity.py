@@ -28,7 +28,7 @@ def recommendation_job_identity(recommender: Recommender, drafts: bool = True) -
 
     Drafts do not change strict results, except for the last bit of a score.
     """
-    from mmspec.jobs.engine.fingerprints import config_digest, weights
+    from mmspec.utils.fingerprints import config_digest, weights
 
     drafter = recommender.drafter
     found = {

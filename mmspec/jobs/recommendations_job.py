@@ -16,7 +16,6 @@ from torch import Tensor
 
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.jobs import Job, ParquetRows, ParquetTable, Processes
-from mmspec.jobs.engine.fingerprints import reader
 from mmspec.jobs.recommendation_fallback import Fallback, check_fallback
 from mmspec.jobs.recommendation_identity import digest, recommendation_job_identity
 from mmspec.jobs.recommendation_prompts import RecommendPrompts, prompt_tokenizer
@@ -28,6 +27,7 @@ from mmspec.recsys.methods import method_of
 from mmspec.recsys.storage.column import Column
 from mmspec.run.arguments import check_items
 from mmspec.utils.devices import device_of
+from mmspec.utils.fingerprints import reader
 
 
 @dataclass(frozen=True, kw_only=True)

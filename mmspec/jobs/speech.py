@@ -139,7 +139,7 @@ class Say:
 
 def speech_job_identity(work: Say) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the sounds of a job depend on beside the texts. Paths and devices are left out."""
-    from mmspec.jobs.engine.fingerprints import config_digest, rest, weights
+    from mmspec.utils.fingerprints import config_digest, rest, weights
 
     model: Any = work.speaker.model
     found = {"target": weights(model.model), "config": config_digest(model.model.config), "everything else": rest(model, model.model)}

@@ -131,7 +131,7 @@ def run_bulk(
 
 def text_job_identity(pair: Pair) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (model, options): what the outputs of a job depend on beside the prompts. Paths and devices are left out."""
-    from mmspec.jobs.engine import fingerprints
+    from mmspec.utils import fingerprints
 
     target = pair.target
     model = {"target": fingerprints.weights(target), "config": fingerprints.config_digest(target.config)}

@@ -19,7 +19,7 @@ from mmspec.utils.files import is_path, whole_folder
 from mmspec.utils.names import shown
 from mmspec.utils.private_copy import drop_earlier, kept_version
 
-_FETCH = "mmspec recipe text/fetch_gemma.py tells how to fetch a model"
+_FETCH = "mmspec recipe text/fetch_model.py tells how to fetch a model"
 _THINKERS = ("qwen2_5_omni", "qwen3_omni_moe")
 """Models of which the part that writes text is loaded, and the part that speaks is left out."""
 DTYPES = ("float32", "bfloat16", "float16", "auto")
@@ -46,7 +46,7 @@ class _Place:
     kept: Path | None = None  # where a GGUF file's dense weights are to be kept
 
 
-def load_model(name: str, dtype: str, device: Any, device_map: str | None = None) -> tuple[Any, Any]:
+def load_model(name: str, dtype: str, device: Any, device_map: str | None = None, *, keep: bool = True) -> tuple[Any, Any]:
     """A transformers model in eval mode, and its tokenizer or processor.
 
     Args:
@@ -55,6 +55,7 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
         dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. Weights of a GGUF file are dequantized to it.
         device: a torch device.
         device_map: as in `from_pretrained`, such as "auto" or "cuda:1", instead of `device`. It must lead to one device.
+        keep: whether what a GGUF file was turned into is kept.
 
     Returns:
         The model, and its tokenizer or processor, ready for batches.
@@ -86,14 +87,14 @@ def load_model(name: str, dtype: str, device: Any, device_map: str | None = None
             _refuse_other_sight(config.model_type)
         reads = hf.AutoModelForImageTextToText if sees else hf.AutoModelForCausalLM
         kind = hf.AutoModelForSpeechSeq2Seq if hears else hf.AutoModelForSeq2SeqLM if writes else reads
-        with compat.progress_as_set():
+        with compat.gguf_progress(name):
             placed: dict[str, Any] = {} if device_map is None else {"device_map": device_map}
             model = loaded(
                 kind, place.where, config=config, dtype=weights, extras=whole, trust_remote_code=False, **place.weights, **placed
             )
         model.eval()
         processor = _processor(name, place, hears or sees, "right" if config.is_encoder_decoder else "left")
-        if place.kept is not None:
+        if place.kept is not None and keep:
             _keep(name, place.kept, model, processor)
         model = model.to(device) if device_map is None else _on_one_device(model)
     except (OSError, ValueError, RecursionError, KeyError, IndexError, struct.error) as error:

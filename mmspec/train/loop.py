@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from mmspec.train.held_out import HeldOut
 from mmspec.train.parallel import join_processes
+from mmspec.train.states.identity import check_identity, training_identity
 from mmspec.utils.screen import text_column
 from mmspec.utils.weights import first_not_finite
 
@@ -67,26 +68,33 @@ def fit(
     title: str = "train",
     validate: Callable[[nn.Module, int], object] | None = None,
     held: HeldOut | None = None,
+    resumed: Callable[[nn.Module, int], object] | None = None,
 ) -> list[float]:
     """Train `model` in place and return the loss of every step run by this call.
 
     `loss(model, turn)` gives the scalar loss of one batch and must draw that batch from `turn` alone: a run killed and resumed
-    from `checkpoint` then ends with the same weights as an undisturbed one. Under `torchrun` and `accelerate launch` step s of process r
+    from `checkpoint` then ends with the same weights as an undisturbed one. The checkpoint notes the first weights of `model`, `plan` and
+    all that `loss` reads; one of other data, another target or other settings is refused. `resumed(model, step)` is called with what a
+    checkpoint held. Under `torchrun` and `accelerate launch` step s of process r
     of W has the turn s * W + r, and gradients are averaged over the processes when `loss` calls the model; the losses returned are
     averages, too. The first process alone saves and runs `validate(model, step)`, at every checkpoint; `held` says which examples it
     judges by, of which `loss` draws none.
 
     Raises:
         FloatingPointError: naming the step and what is not finite: the loss, a gradient or a weight. Nothing of that step is saved.
-        ValueError: if `checkpoint` belongs to another model, or what it holds is not finite; and for `validate` without `held`.
+        ValueError: if `checkpoint` belongs to another training, naming what differs, or what it holds is not finite; and for `validate`
+            without `held`.
     """
     if validate is not None and held is None:
         raise ValueError("validate is given without held: say by mmspec.train.held_out which examples are held out")
+    identity = training_identity(model, loss, plan)
     accelerator = _accelerator(plan)
     optimizer = torch.optim.AdamW(_groups(model, plan), lr=plan.lr, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, plan.rate)
     model, optimizer = accelerator.prepare(model, optimizer)
-    start = _load(checkpoint, accelerator.unwrap_model(model), optimizer, schedule)
+    start = _load(checkpoint, identity, accelerator.unwrap_model(model), optimizer, schedule)
+    if resumed is not None and start and accelerator.is_main_process:
+        _in_eval(resumed, accelerator.unwrap_model(model), start)
     losses: list[float] = []
     columns = (
         text_column(),
@@ -109,7 +117,7 @@ def fit(
             optimizer.zero_grad()
             progress.update(bar, advance=1, loss=losses[-1])
             if accelerator.is_main_process and ((step + 1) % plan.checkpoint_every == 0 or step + 1 == plan.steps):
-                _save(checkpoint, step + 1, accelerator.unwrap_model(model), optimizer, schedule)
+                _save(checkpoint, identity, step + 1, accelerator.unwrap_model(model), optimizer, schedule)
                 if validate is not None:
                     _in_eval(validate, accelerator.unwrap_model(model), step + 1)
     accelerator.wait_for_everyone()
@@ -175,18 +183,18 @@ def _groups(model: nn.Module, plan: Fit) -> list[dict]:
     ]
 
 
-def _save(path: Path, step: int, model, optimizer, schedule) -> None:
+def _save(path: Path, identity: dict[str, str], step: int, model, optimizer, schedule) -> None:
     broken = first_not_finite(model.state_dict().items())
     if broken is not None:
         raise FloatingPointError(f"weight {broken} holds NaN or infinity after step {step}: training stopped, and {path} is not written")
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".tmp")
     state = {"step": step, "model": model.state_dict(), "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-    torch.save(state, temporary)
+    torch.save({"identity": identity, **state}, temporary)
     os.replace(temporary, path)
 
 
-def _load(path: Path, model, optimizer, schedule) -> int:
+def _load(path: Path, identity: dict[str, str], model, optimizer, schedule) -> int:
     if not path.exists():
         return 0
     state = torch.load(path, map_location="cpu", weights_only=True)
@@ -195,6 +203,7 @@ def _load(path: Path, model, optimizer, schedule) -> int:
     broken = first_not_finite((name, tensor) for name, tensor in (*state["model"].items(), *moments) if isinstance(tensor, Tensor))
     if broken is not None:
         raise ValueError(f"{path}: tensor {broken} holds NaN or infinity; delete it and train again")
+    check_identity(path, state.get("identity", {}), identity)
     model.load_state_dict(state["model"])
     optimizer.load_state_dict(state["optimizer"])
     schedule.load_state_dict(state["schedule"])

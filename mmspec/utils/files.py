@@ -4,13 +4,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from mmspec.utils.places import refuse_input
+from mmspec.utils.screen import note_once
 
 _DELTA = "_delta_log"
 _UNREAD = {"columnMapping", "deletionVectors"}
@@ -172,7 +173,11 @@ def parquet_files(path: Path) -> list[Path]:
     """
     if not path.is_dir():
         return [path]
-    files = _delta_files(path) if (path / _DELTA).is_dir() else sorted(_partitions(path))
+    if (path / _DELTA).is_dir():
+        files = _delta_files(path)  # the other files are of earlier versions
+    elif files := sorted(_partitions(path)):
+        notes = [file for file in listed(path) if file.name.startswith("_")]  # of who wrote the table, such as _SUCCESS
+        note_skipped(path, [*files, *notes], "no *.parquet beside these or in a folder NAME=VALUE")
     if not files:
         raise ValueError(f"folder {path} holds no *.parquet file: give a Parquet file, or a folder of them")
     return files
@@ -225,6 +230,21 @@ def listed(folder: str | Path) -> list[Path]:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [Path(here, name) for name in names if not name.startswith(".")]
     return sorted(found)
+
+
+def note_skipped(folder: Path, taken: Collection[Path], why: str) -> list[Path]:
+    """Return the files of a folder and its subfolders that are not taken, and name them on stderr, once; hidden ones are not counted.
+
+    Args:
+        folder: the folder.
+        taken: the files that are read.
+        why: why the others are not, such as "no picture by its ending".
+    """
+    known = set(taken)
+    skipped = [path for path in listed(folder) if path not in known]
+    if skipped:
+        note_once(f"skipped in {folder}, {why}: {len(skipped)} ({named_shortly([path.relative_to(folder) for path in skipped])})")
+    return skipped
 
 
 def named_shortly(paths: Sequence[str | Path], most: int = 8) -> str:

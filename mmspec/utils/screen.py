@@ -6,14 +6,18 @@ makes a console; words are styled by `rich.text.Text`.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 from rich import progress
 from rich.console import Console
 from rich.markup import escape
+from rich.status import Status
 from rich.text import Text
 
 T = TypeVar("T")
+
+_spinners: list[Status] = []  # that are shown now: two things cannot move on one terminal
 
 
 def console(stderr: bool = False) -> Console:
@@ -21,11 +25,21 @@ def console(stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, markup=False, emoji=False)
 
 
+@cache
+def note_once(message: str) -> None:
+    """Print a line to stderr, unless this process has printed it."""
+    console(stderr=True).print(message, soft_wrap=True)
+
+
 @contextmanager
 def spinner(words: str) -> Iterator[Callable[[str], None]]:
     """Show `words` with a spinner on stderr, if that is a terminal; the yielded function changes them."""
     with console(stderr=True).status(Text(words)) as status:
-        yield lambda words: status.update(Text(words))
+        _spinners.append(status)
+        try:
+            yield lambda words: status.update(Text(words))
+        finally:
+            _spinners.remove(status)
 
 
 def text_column(template: str = "{task.description}") -> progress.TextColumn:
@@ -33,6 +47,19 @@ def text_column(template: str = "{task.description}") -> progress.TextColumn:
     return progress.TextColumn(template, markup=False)
 
 
-def track(values: Iterable[T], description: str = "", *args: Any, **options: Any) -> Iterable[T]:
-    """Iterate over `values` with a progress bar; further arguments as in `rich.progress.track`."""
-    return progress.track(values, escape(description), *args, **options)  # type: ignore[arg-type]
+def track(values: Iterable[T], description: str = "", *args: Any, **options: Any) -> Iterator[T]:
+    """Iterate over `values` with a progress bar, in place of a spinner; further arguments as in `rich.progress.track`."""
+    paused = list(_spinners)
+    for status in paused:
+        status.stop()
+    try:
+        yield from progress.track(values, escape(description), *args, **options)  # type: ignore[arg-type]
+    finally:
+        for status in paused:
+            status.start()
+
+
+def track_waiting(values: Iterable[T], description: str) -> Iterator[T]:
+    """Iterate over `values` with a progress bar on stderr, if that is a terminal."""
+    screen = console(stderr=True)
+    return track(values, description, console=screen, disable=not screen.is_terminal)

@@ -268,7 +268,7 @@ def test_what_cannot_be_run_is_refused(bench, tmp_path, monkeypatch):
         "--kinds belongs to a suite": ("--kinds", "qa"),
         "--page belongs to a suite": ("--page", "a.md"),
         "--max-prompt-tokens belongs to a suite": ("--max-prompt-tokens", 9),
-        "text/fetch_gemma.py": ("--suite", "real"),
+        "text/fetch_model.py": ("--suite", "real"),
         "unknown kind of prompts 'qb'": (*real, "--kinds", "qb"),
         "--top-p needs --temperature": (*real, "--top-p", 0.5),
         "temperature": (*real, "--temperature", -1),

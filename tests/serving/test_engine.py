@@ -3,6 +3,7 @@
 import math
 import os
 import queue
+import signal
 import subprocess
 import sys
 import time
@@ -223,6 +224,8 @@ def _in_a_fork(*calls):
     """What each of `calls` raises in a forked process, a line each."""
     reads, writes = os.pipe()
     if (child := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(30)  # a call that waits for ever ends the process
         for call in calls:
             try:
                 said = repr(call())

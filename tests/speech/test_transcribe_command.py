@@ -98,7 +98,7 @@ def test_every_file_of_a_folder_is_done_rejected_or_named(world, tmp_path, capsy
     assert {Path(each["file"]).name for each in told["rejects"]} == bad
     assert {Path(each).name for each in told["skipped"]} == {"notes.txt", "cover.png"}
     assert len(told["recordings"]) + len(told["rejects"]) + len(told["skipped"]) == len(list(folder.iterdir()))
-    assert "skipped, not sound by its ending: 2" in err
+    assert "not sound by its ending: 2 (cover.png, notes.txt)" in err
     words = (folder, "--model", world / "model", "--out", tmp_path / "out")
     code, out, err = run(capsys, *words)
     assert (code, out) == (0, "")

@@ -1,11 +1,14 @@
 """GGUF files as targets and as drafters: dense weights, nothing left of the quantizer, refusals in one line."""
 
 import importlib.util
+import io
 from types import SimpleNamespace
 
+import gguf
 import pytest
 import torch
 import transformers as hf
+from rich.console import Console
 
 import mmspec
 from mmspec.cli import app
@@ -13,6 +16,7 @@ from mmspec.loading.text import load_pair, named_drafter
 from mmspec.loading.transformers import load_model
 from mmspec.models import compat
 from mmspec.run.config import Config, DrafterSection, RunSection, TargetSection
+from mmspec.utils import screen
 from tests import small_gguf
 
 PROMPTS = ["the rain in", "a tiger. the tiger, the"]
@@ -149,21 +153,26 @@ def test_another_files_weights_give_other_tokens(home):
     assert not torch.equal(*out)
 
 
-def test_the_progress_bar_of_files_follows_transformers_setting(home, capsys):
-    """Relied on by `compat.progress_as_set`; the reader's own bar is back afterwards."""
+def test_reading_a_file_shows_its_progress_on_a_terminal(home, tmp_path, monkeypatch, capsys):
+    """Relied on by `compat.gguf_progress`; the reader's own bar is back afterwards. The spinner of a command makes room for the bar."""
     from transformers import modeling_gguf_pytorch_utils as reader
-    from transformers.utils import logging
 
-    before, shown = reader.tqdm, logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        with compat.progress_as_set():
-            hf.AutoModelForCausalLM.from_pretrained(home, gguf_file="big.gguf")
-        assert capsys.readouterr().err == ""
-        hf.AutoModelForCausalLM.from_pretrained(home, gguf_file="big.gguf")
-        assert "de-quantizing" in capsys.readouterr().err
-    finally:
-        (logging.enable_progress_bar if shown else logging.disable_progress_bar)()
+    before = reader.tqdm
+    monkeypatch.setenv("MMSPEC_CACHE", str(tmp_path))
+    with screen.spinner("loading"):
+        load_model(str(home / "big.gguf"), "float32", "cpu")
+    assert "reading" not in capsys.readouterr().err
+    shown, moving = io.StringIO(), []
+    monkeypatch.setattr(screen, "console", lambda stderr=False: Console(file=shown, force_terminal=True, width=200))
+    dequantize = gguf.dequantize
+    monkeypatch.setattr(gguf, "dequantize", lambda *tensor: moving.append(spinner._live.is_started) or dequantize(*tensor))
+    with screen.spinner("loading"):
+        spinner = screen._spinners[-1]
+        load_model(str(home / "bytes.gguf"), "float32", "cpu")
+        assert spinner._live.is_started
+    assert f"reading {home / 'bytes.gguf'}" in shown.getvalue()
+    assert "100%" in shown.getvalue()
+    assert set(moving) == {False}
     assert reader.tqdm is before
 
 
@@ -199,7 +208,7 @@ def test_files_that_cannot_be_read(home, refused):
         assert words in refused("--model", home / "big.gguf", "--drafter", home / name), name
     line = refused("--model", "missing.gguf")
     assert "does not exist" in line
-    assert "text/fetch_gemma.py" in line
+    assert "text/fetch_model.py" in line
 
 
 def test_without_the_package(home, refused, monkeypatch):

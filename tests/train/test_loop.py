@@ -2,8 +2,11 @@
 
 import json
 import socket
+from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from accelerate.state import AcceleratorState
@@ -130,6 +133,60 @@ def test_two_processes_train_one_model_on_turns_of_their_own(tmp_path):
 def test_no_steps_are_refused():
     with pytest.raises(ValueError, match=r"Fit.steps is 0"):
         Fit(steps=0, lr=1.0)
+
+
+class Teacher(nn.Module):
+    """A model with a target that is neither trained nor saved, as distillations have it."""
+
+    def __init__(self, target: nn.Module):
+        super().__init__()
+        self.net, self.power, self._target = line(), 2, (target,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.net(x) - self._target[0](x)).abs().pow(self.power).mean()
+
+
+def test_a_checkpoint_of_another_run_is_refused_by_what_differs(tmp_path):
+    target, data, args, start = line(), torch.randn(4, 3), Namespace(rows=2, work="here"), line()
+    table, memory = {"codes": np.arange(6)}, {"turns": 0}
+    plan = Fit(steps=1, lr=0.1)
+
+    def rows(turn: int) -> torch.Tensor:
+        memory["turns"] += 1  # of one run: the module that is trained, and what is counted beside it, do not tell of it
+        return data[: args.rows] + float(table["codes"][turn])
+
+    def train(plan: Fit = plan) -> None:
+        example = Teacher(target)
+        example.net.load_state_dict(start.state_dict())
+        memory["turns"] = 0
+        fit(example, lambda m, turn: m(rows(turn)), plan, tmp_path / "run.pt")
+
+    def refused(words: str, plan: Fit = plan) -> None:
+        with pytest.raises(ValueError, match=rf"run.pt is of another run: {words} .*there and .* here; delete it") as caught:
+            train(plan)
+        assert "\n" not in str(caught.value)
+
+    train()
+    train()
+    before = (tmp_path / "run.pt").read_bytes()
+    for tensor, words in ((data, "loss.rows.data is"), (target.weight.data, "the model's settings"), (start.weight.data, "first weights")):
+        kept = tensor[-1, -1].item()
+        tensor[-1, -1] += 1
+        refused(words)
+        tensor[-1, -1] = kept
+    table["codes"][-1] = 9
+    refused("loss.rows.table.codes is")
+    table["codes"][-1] = 5
+    args.rows = 3
+    refused("loss.rows.args.rows is 2")
+    args.rows, args.work = 2, "elsewhere"
+    refused("plan.lr is 0.1", replace(plan, lr=0.2))
+    train(replace(plan, checkpoint_every=7))
+    assert (tmp_path / "run.pt").read_bytes() == before
+    state = torch.load(tmp_path / "run.pt")
+    del state["identity"]
+    torch.save(state, tmp_path / "run.pt")
+    refused("first weights is missing")
 
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path):

@@ -1,5 +1,7 @@
 """SASRec: causal, learns what follows what, both losses, and the same weights after a kill."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -47,3 +49,19 @@ def test_a_killed_training_ends_with_the_same_weights(tmp_path, monkeypatch):
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     with pytest.raises(ValueError, match="lr"):
         train_sasrec(DATA, SasRecSettings(hidden_size=16, layers=1, steps=12, rows=6, validations=3, lr=0.1), tmp_path / "part")
+
+
+def test_a_training_of_other_data_is_refused_and_a_new_one_forgets_the_best_state_of_another(tmp_path):
+    settings = SasRecSettings(hidden_size=16, layers=1, steps=4, rows=6, validations=2)
+    train_sasrec(DATA, settings, tmp_path)
+    fewer = [items[1:] for items in USERS]
+    other = replace(DATA, users=lambda first, end, fewer=fewer: [fewer[n % 240] for n in range(first, end)])
+    renamed = Catalogue.of({f"i{n}": (2 + n,) for n in (*range(1, 12), 0)})
+    for data in (other, replace(DATA, catalogue=renamed), replace(DATA, past=fewer)):
+        with pytest.raises(ValueError, match=r"checkpoint.pt is of another run: loss\.batch\.data\.\w+"):
+            train_sasrec(data, settings, tmp_path)
+    (tmp_path / "checkpoint.pt").unlink()
+    best = torch.load(tmp_path / "best.pt")
+    torch.save(best | {"facts": best["facts"] | {"NDCG@10": 9.0}}, tmp_path / "best.pt")
+    train_sasrec(DATA, settings, tmp_path)
+    assert torch.load(tmp_path / "best.pt")["facts"]["NDCG@10"] <= 1

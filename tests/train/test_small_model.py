@@ -17,7 +17,7 @@ from mmspec.core.distributions.categorical import Categorical
 from mmspec.core.noise import Noise
 from mmspec.core.records import Draft, Scored
 from mmspec.drafters.guided import head_rows
-from mmspec.train import Fit, fit
+from mmspec.train import Fit, fit, loop
 from mmspec.train.losses import LOSSES
 from mmspec.train.small_model import loss as small_model_loss
 from mmspec.train.small_model import text as texts
@@ -440,19 +440,19 @@ def mini_text():
     return mini.target.requires_grad_(False), (ids, own)
 
 
-def trained(big, written, kind, folder, steps=18, stop=None, loss="kl"):
+def trained(big, written, kind, folder, steps=18, loss="kl"):
     torch.manual_seed(0)
     model = small_model(big, layers=1)
     text = TrainingText(big, *written, 4, TextSource(kind=kind, share=0.5, new=6, k=5))
     example = SmallModelLoss(model, big, {loss: 1.0})
     (before,) = text.acceptance(example)
 
-    def step(module, turn):
-        if turn == stop:
-            raise KeyboardInterrupt
-        return module(text.draw(model, turn, 8))
-
-    fit(example, step, Fit(steps=steps, lr=3e-3, warmup=2, checkpoint_every=steps // 3), folder / f"{kind}.pt")
+    fit(
+        example,
+        lambda module, turn: module(text.draw(model, turn, 8)),
+        Fit(steps=steps, lr=3e-3, warmup=2, checkpoint_every=steps // 3),
+        folder / f"{kind}.pt",
+    )
     return model, before, text.acceptance(example)[0]
 
 
@@ -463,13 +463,21 @@ def test_training_raises_held_out_acceptance(mini_text, kind, loss, tmp_path):
     assert not model.training
 
 
-def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tmp_path):
+def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tmp_path, monkeypatch):
+    def killed(path, identity, step, *state):
+        save(path, identity, step, *state)
+        raise KeyboardInterrupt
+
     whole, _, _ = trained(big, written, "on-policy", tmp_path, steps=9)
     cut = tmp_path / "cut"
     cut.mkdir()
-    for stop in (3, 6):
+    save = loop._save
+    monkeypatch.setattr(loop, "_save", killed)
+    for _ in range(2):
         with pytest.raises(KeyboardInterrupt):
-            trained(big, written, "on-policy", cut, steps=9, stop=stop)
+            trained(big, written, "on-policy", cut, steps=9)
+    monkeypatch.setattr(loop, "_save", save)
+    assert torch.load(cut / "on-policy.pt")["step"] == 6
     again, _, _ = trained(big, written, "on-policy", cut, steps=9)
     assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), again.parameters(), strict=True))
 

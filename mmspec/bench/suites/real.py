@@ -66,7 +66,7 @@ def measure(
     """Run the suite.
 
     Args:
-        model: a folder, a GGUF file, a hub name or a mini; the Gemma 3 270M that text/fetch_gemma.py keeps, by default.
+        model: a folder, a GGUF file, a hub name or a mini; the Gemma 3 270M that text/fetch_model.py keeps, by default.
         device: where the models run.
         dtype: of weights.
         drafter: small models and trained drafters, separated by commas, each a contender of its own.
@@ -130,7 +130,7 @@ def _target(model: str | None, device: str, dtype: str) -> tuple[Pair, Any]:
     """The target, without a drafter, and its mini, if it is one's."""
     name = model or str(model_folder(NAME))
     if model is None and not (Path(name) / "config.json").exists():
-        raise ValueError(f"{name} does not exist: fetch it as mmspec recipe text/fetch_gemma.py tells, or give --model")
+        raise ValueError(f"{name} does not exist: fetch it as mmspec recipe text/fetch_model.py tells, or give --model")
     if name in MINIS and MINIS[name] != "text":
         raise ValueError(f"mini {name} reads pictures, and this suite asks in words: give another --model")
     pair = load_pair(Config(target=TargetSection(path=name, device=device, dtype=dtype), drafter=DrafterSection(kind="none")))  # type: ignore[arg-type]

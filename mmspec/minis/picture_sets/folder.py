@@ -12,7 +12,7 @@ import numpy as np
 from PIL import Image
 
 from mmspec.text.inputs.pictures import pictures_in, read_picture
-from mmspec.utils.files import write_json
+from mmspec.utils.files import note_skipped, write_json
 from mmspec.utils.screen import track
 
 CAPTIONS = "captions.jsonl"
@@ -88,6 +88,7 @@ def _captioned(root: Path) -> OwnPictures:
         raise ValueError(
             f"{root / CAPTIONS}: {files[number]} has attributes {names[number]} and {files[0]} has {names[0]}: give all the same"
         )
+    note_skipped(root, [root / CAPTIONS, *(root / file for file in files)], f"not named in {CAPTIONS}")
     return OwnPictures(root, files, captions, attributes=attributes if names[0] else ())
 
 

@@ -21,7 +21,7 @@ from mmspec.models.compat.generation import (
     weighs_timestamps,
     whisper_opening,
 )
-from mmspec.models.compat.gguf import forget_gguf, gguf_options, progress_as_set
+from mmspec.models.compat.gguf import forget_gguf, gguf_options, gguf_progress
 from mmspec.models.compat.models import (
     adapter_for_sound,
     ask_attention,
@@ -92,6 +92,7 @@ __all__ = [
     "generation_positions",
     "generation_settings",
     "gguf_options",
+    "gguf_progress",
     "global_hooks",
     "has_weights",
     "hooks_of",
@@ -110,7 +111,6 @@ __all__ = [
     "plain_sample",
     "pocket_placeholders",
     "prefix_function",
-    "progress_as_set",
     "recomputes_at_rope_switch",
     "relative_buckets",
     "rope_at_length",

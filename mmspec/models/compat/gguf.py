@@ -5,21 +5,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from mmspec.utils.screen import track_waiting
+
 _lock = threading.RLock()
 
 
 @contextmanager
-def progress_as_set() -> Iterator[None]:
-    """Show the progress of reading a GGUF file only where transformers' other progress bars are shown.
+def gguf_progress(name: str) -> Iterator[None]:
+    """Show the progress of reading a GGUF file, tensor by tensor, as our other bars are shown while something is waited for.
 
     Relies on `modeling_gguf_pytorch_utils.tqdm` (since 4.41), which does not read the setting of `transformers.utils.logging`. One thread
     at a time.
+
+    Args:
+        name: of the file.
     """
     from transformers import modeling_gguf_pytorch_utils as reader
-    from transformers.utils import logging
 
     with _lock:
-        before, reader.tqdm = reader.tqdm, logging.tqdm
+        before, reader.tqdm = reader.tqdm, lambda tensors, desc="": track_waiting(tensors, f"reading {name}")
         try:
             yield
         finally:

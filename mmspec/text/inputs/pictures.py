@@ -4,7 +4,6 @@ Only raster formats are opened, and only files that unpack to no more pixels tha
 memory and no file is passed to another program.
 """
 
-import os
 from collections.abc import Callable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mmspec.text.inputs.clips import CLIP_SUFFIXES, is_clip
+from mmspec.utils.files import listed, note_skipped
 from mmspec.utils.quiet import ignoring
 
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".ppm", ".pgm", ".avif")
@@ -28,7 +28,7 @@ def is_picture(name: str | Path) -> bool:
 
 def pictures_in(folder: str | Path) -> list[str]:
     """Return the pictures in a folder and its subfolders, as sorted relative paths. ValueError without any."""
-    found = _files_in(folder, is_picture)
+    found = _files_in(folder, is_picture, "no picture by its ending")
     if not found:
         raise ValueError(f"folder {folder} holds no picture: give one with files that end in {', '.join(SUFFIXES)}")
     return found
@@ -36,7 +36,7 @@ def pictures_in(folder: str | Path) -> list[str]:
 
 def pictures_and_clips_in(folder: str | Path) -> list[str]:
     """Return the pictures and clips in a folder and its subfolders, as sorted relative paths. ValueError without any."""
-    found = _files_in(folder, lambda name: is_picture(name) or is_clip(name))
+    found = _files_in(folder, lambda name: is_picture(name) or is_clip(name), "no picture or clip by its ending")
     if not found:
         raise ValueError(
             f"folder {folder} holds no picture and no clip: give one with files that end in {', '.join(SUFFIXES + CLIP_SUFFIXES)}"
@@ -44,13 +44,13 @@ def pictures_and_clips_in(folder: str | Path) -> list[str]:
     return found
 
 
-def _files_in(folder: str | Path, takes: Callable[[str], bool]) -> list[str]:
-    """Return the files whose names pass `takes`, as sorted paths relative to `folder`; hidden files are skipped."""
-    root, found = Path(folder), []
-    for here, folders, names in os.walk(root):
-        folders[:] = [each for each in folders if not each.startswith(".")]
-        found += [Path(here, name).relative_to(root).as_posix() for name in names if takes(name) and not name.startswith(".")]
-    return sorted(found)
+def _files_in(folder: str | Path, takes: Callable[[str], bool], why: str) -> list[str]:
+    """Return the files whose names pass `takes`, as sorted paths relative to `folder`; others are named on stderr."""
+    root = Path(folder)
+    found = [path for path in listed(root) if takes(path.name)]
+    if found:
+        note_skipped(root, found, why)
+    return sorted(path.relative_to(root).as_posix() for path in found)
 
 
 def read_picture(path: str | Path, called: str | None = None) -> Any:

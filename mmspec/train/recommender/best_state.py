@@ -52,14 +52,11 @@ def fit_best(
         with notes.open("a", encoding="utf-8") as file:
             file.write(json.dumps(facts) + "\n")
 
-    if checkpoint.exists():
-        state = _read(checkpoint)
-        if state["step"] not in _noted(notes):
-            model.load_state_dict(state["model"])
-            model.eval()
-            with torch.no_grad():
-                validate(model, state["step"])
-    fit(model, loss, plan, checkpoint, title=work.name, validate=validate, held=held)
+    if not checkpoint.exists():  # of a run that is begun again
+        best.unlink(missing_ok=True)
+        notes.unlink(missing_ok=True)
+    resumed = lambda example, step: step in _noted(notes) or validate(example, step)  # noqa: E731
+    fit(model, loss, plan, checkpoint, title=work.name, validate=validate, held=held, resumed=resumed)
     kept = _read(best)
     model.load_state_dict(kept["model"])
     return kept["facts"]

@@ -4,7 +4,8 @@ A folder is used again only by a run with the same identity. Another one is refu
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from accelerate import PartialState
 from torch import Tensor, nn
 
+from mmspec.utils import fingerprints
 from mmspec.utils.files import write_json
 from mmspec.utils.weights import read_mapping
 
@@ -20,6 +22,7 @@ _ROW = 256  # numbers of a weight that its checksum reads at its beginning, midd
 _VOLATILE = ("transformers_version", "dtype", "torch_dtype", "architectures")
 """Entries of a config that do not change what a model computes; its dtype is compared by itself."""
 _LONG = 60  # characters of a value in a message
+_OF_MODULES = vars(nn.Module()).keys()  # weights, hooks and the like
 
 
 def target_identity(model: nn.Module) -> dict[str, Any]:
@@ -38,6 +41,31 @@ def weights_checksum(model: nn.Module) -> str:
             found.update(f"{name} {tuple(weight.shape)}".encode())
             found.update(_some_rows(weight.detach()).numpy().tobytes())
     return _short_digest(found)
+
+
+def training_identity(model: nn.Module, loss: Callable[..., Any], plan: Any) -> dict[str, str]:
+    """Return what decides the weights that a training ends with, by name: what it begins with, its settings, and all that `loss` reads.
+
+    Args:
+        model: the module to train, with its first weights.
+        loss: the function that gives the loss of a turn; the variables around it are read, see `mmspec.utils.fingerprints.parts`.
+        plan: settings of the training, a dataclass.
+    """
+    own = {name: {key: vars(each)[key] for key in vars(each).keys() - _OF_MODULES} for name, each in model.named_modules()}
+    settings = {name: value for name, value in asdict(plan).items() if name != "checkpoint_every"}
+    found: dict[str, list[str]] = {"first weights": [fingerprints.weights(model)]}
+    for place, part in fingerprints.parts({"plan": settings, "model": own, "loss": loss}, *model.modules()):
+        top = place.split(".")[1:]
+        name = "the model's settings" if top[0] == "model" else ".".join(top[:4])
+        found.setdefault(name, []).append(part if name == place[1:] else f"{place} {part}")
+    return {name: told[0] if len(told) == 1 and len(told[0]) <= _LONG else checksum(told) for name, told in found.items()}
+
+
+def check_identity(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """ValueError, naming the first difference, unless a checkpoint is of a training with this identity."""
+    for name, old, new in _differences(found, given):
+        before, now = (_shown(each) if name in identity else "missing" for identity, each in ((found, old), (given, new)))
+        raise ValueError(f"{path} is of another run: {name} is {before} there and {now} here; delete it or choose another folder")
 
 
 def tokenizer_identity(tokenizer: Any) -> str:
