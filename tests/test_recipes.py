@@ -51,6 +51,9 @@ def smoked(path, tmp_path, *options):
     done = Started(path, "--smoke", *options, cwd=place, folder=tmp_path, before="tests.train.probe").finish(timeout=240)
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.strip()
+    if any(place.rglob("*.pt")):  # a training goes on from what it kept, in another process
+        again = Started(path, "--smoke", *options, cwd=place, folder=tmp_path).finish(timeout=240)
+        assert again.returncode == 0, again.stderr[-2000:]
     return place, [line.removeprefix("use it: ") for line in done.stdout.splitlines() if line.startswith("use it: ")]
 
 

@@ -133,7 +133,11 @@ def main() -> None:
         rows["mixture"] = measured(benchmark(args.mixture), args.pictures, ways(args.lengths, args.only), 0)
     if args.training:
         data = Path(os.environ.get("MMSPEC_DATA", "../shared/data"))
-        grey = torch.randint(256, (64, 28, 28), dtype=torch.uint8) if args.smoke else pictures.fashion(data)[0]
+        grey = (
+            torch.randint(256, (64, 28, 28), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+            if args.smoke
+            else pictures.fashion(data)[0]
+        )
         pixels = torch.nn.functional.interpolate(as_tensor(grey), args.side, mode="area")
         nets = [trained(widths, pixels, args.training, args.work) for widths in ((24, 48), (8, 16))]
         for steps in args.steps:

@@ -100,6 +100,7 @@ def parsed() -> argparse.Namespace:
 def run(args: argparse.Namespace, here: PartialState) -> None:
     if args.rows < here.num_processes:
         raise ValueError(f"--rows is {args.rows} for {here.num_processes} processes: give every process a picture")
+    torch.manual_seed(0)
     target, prompts = target_of(args)
     target.model.requires_grad_(False)
     sampling = {"temperature": args.temperature, "top_k": args.top_k, "top_p": args.top_p}

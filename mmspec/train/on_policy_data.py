@@ -117,7 +117,7 @@ class Course:
     said: Sequence[Sequence[Tensor]]  # [batch][row] the answers' ids
     sees: bool = False
     hard: bool = False
-    known: dict[int, Tensor] = field(default_factory=dict, init=False)  # distributions of batches that were asked for
+    known: dict[int, Tensor] = field(default_factory=dict, compare=False)  # distributions of batches that were asked for
 
     def loss(self, drafter: nn.Module, step: int) -> Tensor:
         """Return the loss of `drafter` at `step`, a function of `step` alone."""

@@ -74,7 +74,7 @@ def reader(tokenizer: Any) -> str:
     elif hasattr(tokenizer, "to_dict"):
         told["settings"] = {key: value for key, value in tokenizer.to_dict().items() if key not in _ELSEWHERE}
     elif isinstance(settings := getattr(tokenizer, "config", None), Mapping):  # a schedule of diffusers
-        told["settings"] = {key: value for key, value in settings.items() if key not in _ELSEWHERE}
+        told["settings"] = {key: value for key, value in settings.items() if not key.startswith("_")}
     if hasattr(tokenizer, "special_tokens_map"):
         told["special"] = tokenizer.special_tokens_map
     told["parts"] = {name: reader(part) for name, part in vars(tokenizer).items() if _reads(part)}
@@ -179,10 +179,10 @@ def _inside(value: Any) -> Mapping[Any, Any] | None:
     if hasattr(value, "__wrapped__"):  # a function with a memory
         return {"function": value.__wrapped__}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.init}
+        return {each.name: getattr(value, each.name) for each in dataclasses.fields(value) if each.compare}
     if (
         type(value).__module__.partition(".")[0] in _OURS
-    ):  # what is private, or a property, follows from the rest, as fields do that are not given
+    ):  # what is private, or a property, follows from the rest, as fields do that are not compared
         held = getattr(value, "__dict__", {})
         return {
             name: part

@@ -19,6 +19,12 @@ _identity, _save = loop.training_identity, loop._save
 _begun: dict[str, Any] = {}
 
 
+def _held(name: str, part: Any) -> bool:
+    """Whether a module's attribute is none of torch's, and no private tensors, which follow from the rest."""
+    copies = name[0] == "_" and isinstance(part, tuple) and all(isinstance(each, Tensor) for each in part)
+    return name not in vars(nn.Module()) and not copies
+
+
 def _computed(value: Any, name: str) -> bool:
     return isinstance(getattr(type(value), name, None), cached_property)
 
@@ -37,13 +43,13 @@ def numbers(root: Any) -> list[Tensor | np.ndarray]:
             found.append(value)
         elif isinstance(value, nn.Module):
             left += list(value.parameters())[-1:]
-            left += [vars(each)[key] for each in value.modules() for key in vars(each).keys() - vars(nn.Module()).keys()]
+            left += [part for each in value.modules() for name, part in vars(each).items() if _held(name, part)]
         elif isinstance(value, FunctionType):
             left += [*(value.__closure__ or ()), *(value.__defaults__ or ())]
         elif hasattr(value, "__wrapped__"):
             left.append(value.__wrapped__)
         elif type(value).__module__.startswith("mmspec."):  # less what is computed from the rest, and kept
-            kept = {each.name for each in fields(value) if not each.init} if is_dataclass(value) else set()
+            kept = {each.name for each in fields(value) if not each.compare} if is_dataclass(value) else set()
             held = getattr(value, "__dict__", None) or {name: getattr(value, name) for name in getattr(value, "__slots__", ())}
             left += [part for name, part in held.items() if name not in kept and not _computed(value, name)]
         else:
@@ -68,9 +74,14 @@ def probed(model: nn.Module, loss: Any, plan: Any) -> dict[str, str]:
 
 
 def saved(path: Any, identity: dict[str, str], step: int, model: nn.Module, *rest: Any) -> None:
-    now, own = _identity(model, _begun["loss"], _begun["plan"]), ("first weights", "the model's settings")
+    fast = [(each, {key: vars(each).pop(key) for key in ("forward", "_original_forward") if key in vars(each)}) for each in model.modules()]
+    now = _identity(model, _begun["loss"], _begun["plan"])
+    for each, forward in fast:  # accelerate's
+        vars(each).update(forward)
     for name in now.keys() | identity.keys():
-        assert name in own or now.get(name) == identity.get(name), f"{name} changes in training: a stopped run would not be resumed"
+        assert name == "first weights" or now.get(name) == identity.get(name), (
+            f"{name} changes in training: a stopped run would not be resumed"
+        )
     _save(path, identity, step, model, *rest)
 
 

@@ -51,7 +51,7 @@ def training_identity(model: nn.Module, loss: Callable[..., Any], plan: Any) -> 
         loss: the function that gives the loss of a turn; the variables around it are read, see `mmspec.utils.fingerprints.parts`.
         plan: settings of the training, a dataclass.
     """
-    own = {name: {key: vars(each)[key] for key in vars(each).keys() - _OF_MODULES} for name, each in model.named_modules()}
+    own = {name: _settings(each) for name, each in model.named_modules()}
     settings = {name: value for name, value in asdict(plan).items() if name != "checkpoint_every"}
     found: dict[str, list[str]] = {"first weights": [fingerprints.weights(model)]}
     for place, part in fingerprints.parts({"plan": settings, "model": own, "loss": loss}, *model.modules()):
@@ -59,6 +59,17 @@ def training_identity(model: nn.Module, loss: Callable[..., Any], plan: Any) -> 
         name = "the model's settings" if top[0] == "model" else ".".join(top[:4])
         found.setdefault(name, []).append(part if name == place[1:] else f"{place} {part}")
     return {name: told[0] if len(told) == 1 and len(told[0]) <= _LONG else checksum(told) for name, told in found.items()}
+
+
+def _settings(module: nn.Module) -> dict[str, Any]:
+    """What a module holds beside its weights. Of what is private, functions and modules that are not its own, such as a target."""
+    held = {key: value for key, value in vars(module).items() if key not in _OF_MODULES}
+    found = {
+        key: value for key, value in held.items() if key[0] != "_" or any(map(callable, value if isinstance(value, tuple) else [value]))
+    }
+    if isinstance(config := getattr(module, "config", None), Mapping):  # of diffusers
+        found["config"] = {key: value for key, value in config.items() if not key.startswith("_")}
+    return found
 
 
 def check_identity(path: Path, found: Mapping[str, Any], given: Mapping[str, Any]) -> None:
