@@ -98,16 +98,23 @@ class DescendantSession:
                 return draft, False
             parents = draft.aux.layers[-1] if depth else draft.aux.beams
             children = trie.children(draft.aux.state[:, draft.size - parents :], level + depth)
-            index = _every_child(children, depth < budget.draft_tokens)
-            if index.shape[1] > most:
+            index = _every_child(children, depth < budget.draft_tokens, most)
+            if index is None:
                 return draft, False
             above = path_scores(draft)[:, draft.size - parents :]
             draft = with_level(draft, children, index, above.repeat_interleave(children.state.shape[-1], 1))
         return draft, True
 
 
-def _every_child(children: Children, rows: Tensor) -> Tensor:
-    """[B, D] the numbers of all children, -1 where a row has fewer; none of the other rows than `rows` [B]."""
+def _every_child(children: Children, rows: Tensor, most: int) -> Tensor | None:
+    """[B, D] the numbers of all children, -1 where a row has fewer; none of the other rows than `rows` [B]. None for more than `most`.
+
+    To count them, the host would wait for a GPU: there the columns that children may have are counted.
+    """
     valid = children.valid.flatten(1) & rows[:, None]
-    order = valid.long().argsort(dim=1, descending=True, stable=True)[:, : int(valid.sum(1).max())]
-    return torch.where(valid.gather(1, order), order, -1)
+    columns = torch.arange(valid.shape[1], device=valid.device).expand(len(valid), -1)
+    if valid.is_cpu:
+        size = int(valid.sum(1).max())
+        columns = valid.long().argsort(dim=1, descending=True, stable=True)[:, :size] if size <= most else columns
+        valid = valid.gather(1, columns)
+    return torch.where(valid, columns, -1) if columns.shape[1] <= most else None

@@ -158,7 +158,10 @@ def _refuse_settings(model: ImageModel) -> None:
     config = getattr(model.model, "generation_config", None)
     if config is None:
         return
-    if unread := unread_field(config, _READ - {"cache_implementation"} if cache_reason(config) else _READ):
+    read = _READ - {"cache_implementation"} if cache_reason(config) else _READ
+    if not any(map(model.may_draw, config.suppress_tokens or ())):
+        read = read | {"suppress_tokens"}
+    if unread := unread_field(config, read):
         name, value, off = unread
         raise ValueError(
             f"{type(model.model).__name__}'s generation_config.{name} is {value!r}, and pictures are drawn without it: "

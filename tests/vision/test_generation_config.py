@@ -99,3 +99,15 @@ def test_any_other_field_is_refused_by_name(changed, name, field):
         with pytest.raises(ValueError, match=rf"generation_config.{field} is .*: set model.generation_config.{field} = ") as caught:
             call()
         assert "\n" not in str(caught.value)
+
+
+def test_a_ban_of_tokens_that_are_no_codes_changes_no_picture(changed):
+    """Published GLM-Image checkpoints ban the ids behind their codes."""
+
+    def drawn(model):
+        return mmspec.vision.generate(model, CASES["glm_image"].prompts(1), guidance=1, seed=1).tokens.tolist()
+
+    plain = drawn(adapter_of("glm_image"))
+    assert plain == drawn(changed("glm_image", suppress_tokens=[adapter_of("glm_image").raster.codes, 70]))
+    with pytest.raises(ValueError, match=r"generation_config.suppress_tokens is \[3\]"):
+        drawn(changed("glm_image", suppress_tokens=[3]))

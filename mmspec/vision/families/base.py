@@ -190,6 +190,10 @@ class ImageModel(ABC):
         hidden = self.hidden(embeds, layout, cache, state.prompt)
         return self.logits(hidden[:, -keep:]), None
 
+    def may_draw(self, token: int) -> bool:
+        """Return False if `token`, an id of the model's vocabulary, is surely no code: a ban of it changes no picture."""
+        return True
+
     @property
     def codebook_size(self) -> int:
         """Number of codes, the first of the values."""

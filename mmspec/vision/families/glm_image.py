@@ -61,6 +61,10 @@ class GlmImage(ImageModel):
         for grid in self.grids[-2::-1]:
             self.raster = self.raster.behind(Raster.grid(*grid, self.codes))
 
+    def may_draw(self, token: int) -> bool:
+        """Return whether a token is a code: these are the first ids; see `ImageModel.may_draw`."""
+        return token < self.codes
+
     def resized(self, size: Size) -> "GlmImage":
         """Resize a picture to the input size of the tokenizer; see `ImageModel.resized`."""
         other = copy(self)
