@@ -87,7 +87,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "text, temperature 0.7": _of(RESULTS, PAIR, "| mmspec, chain |"),
         "text, greedy, small model, batch of 8": _of(RESULTS, PAIR, "Batch 8"),
         "images of 16x16 codes from captions": _of(RESULTS, "Images", "| jacobi | token-exact", "| jacobi | 1.71"),
-        "images of 14x14 codes": _of(RESULTS, "Images", "| jacobi | 44.8", "| jacobi | 1.71"),
+        "images of 14x14 codes": _of(RESULTS, "Images", "| jacobi | 42.8", "| jacobi | 1.71"),
         "images of 16x16 codes, small model": _of(RESULTS, "Images", "| assisted-jacobi |"),
         "images of continuous tokens, heads": _of(CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`"),
         "images of continuous tokens, `path`": _of(RESULTS, TOKENS, "| diffusion | path, 2 draft tokens"),
