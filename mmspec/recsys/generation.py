@@ -141,10 +141,12 @@ def recommend(
     check_paths_fit(model, inputs, catalogue)
     processors = path_processors(model, family, inputs, catalogue.levels)
     spare = 0 if capture or chosen.plain else spare_columns(device)  # a captured search has one shape a level
-    drafted = max(width if drafter is not None else 0, beams + spare // max(rows, 1) if spare else 0)
+    drafted = width if drafter is not None else beams + spare // max(rows, 1) if spare else 0
     target = beam_target(model, family, trie, beams, drafted, catalogue.tokens_used, processors)
-    proposer = beam_drafter(request.drafter, target, chosen, beams, width, request.temperature)
-    proposer = proposer if hasattr(drafter, "begin") else look_ahead(proposer, chosen, trie, beams, spare)
+    if drafter is None:
+        proposer = look_ahead(chosen, trie, beams, spare)
+    else:
+        proposer = beam_drafter(request.drafter, target, chosen, beams, width, request.temperature)
     stopping = BeamStopping(rows, trie.levels, beams, device)
     target = target.capture() if capture else target
     rule = chosen.rule(trie, beams, request.temperature)

@@ -91,12 +91,11 @@ def beam_drafter(drafter: Any, target: BeamTarget, mode: BeamMethod, k: int, wid
     return BeamDrafter(beam_source(drafter, target, k, width), target.trie, mode.spread(k, width, temperature))
 
 
-def look_ahead(drafter: Drafter, mode: BeamMethod, trie: Trie, k: int, spare: int) -> Drafter:
-    """Return the drafter of a search, which drafts all descendants of the beams where few are left.
+def look_ahead(mode: BeamMethod, trie: Trie, k: int, spare: int) -> Drafter:
+    """Return the drafter of a search without one: it drafts all descendants of the beams where few are left.
 
     Args:
-        drafter: what drafts otherwise.
-        mode: how beams are selected; where it does not draft, or its rule reads how draft tokens were drawn, `drafter` is returned.
+        mode: how beams are selected; nothing is drafted where it does not draft, or its rule reads how draft tokens were drawn.
         trie: the catalogue's paths.
         k: beams kept on every level.
         spare: draft tokens a level of the whole batch beyond the beams; see `spare_columns`.
@@ -105,7 +104,7 @@ def look_ahead(drafter: Drafter, mode: BeamMethod, trie: Trie, k: int, spare: in
         The drafter.
     """
     exact = mode.rule(trie, k, 1.0).exactness == TOKEN_EXACT
-    return Descendants(trie, k, spare, drafter) if exact and not mode.plain and spare else drafter
+    return Descendants(trie, k, spare) if exact and not mode.plain and spare else NoDraft()
 
 
 def spare_columns(device: torch.device) -> int:

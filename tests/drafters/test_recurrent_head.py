@@ -41,7 +41,7 @@ def told_by(model: Any, tokens: list[int]) -> torch.Tensor:
 def test_strict_output_is_plains(family):
     model = world.make(family)
     for k, width in ((1, 4), (5, 5), (10, 40)):
-        plain = recommend(model, USERS, k=k, catalogue=CATALOGUE)
+        plain = recommend(model, USERS, k=k, catalogue=CATALOGUE, method="plain")
         for length in ("auto", 1):
             found = recommend(model, USERS, k=k, catalogue=CATALOGUE, drafter=head(model), width=width, draft_length=length)
             assert found.items == plain.items

@@ -7,10 +7,9 @@ import torch
 
 from mmspec.core.beams.trie import NOWHERE
 from mmspec.drafters.descendants import Descendants
-from mmspec.drafters.model.beams import ModelGuide
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys import search as recsys_search
-from tests.beam_world import CODES, make, perturbed, shop, users
+from tests.beam_world import CODES, make, shop, users
 
 SHOP = shop(90)
 USERS = users(SHOP, 5, seed=2)
@@ -73,22 +72,6 @@ def test_forced_codes_cost_no_forward():
         columns[method] = found.items, found.stats.target_calls, max(step.draft.size for step in steps)
     assert columns["strict"][0] == columns["plain"][0]
     assert columns["strict"][1:] == (1, columns["plain"][2])  # as many columns, all in one forward
-
-
-def test_a_drafter_is_asked_where_the_search_cannot_be_ended(monkeypatch):
-    model, asked = make(), []
-    weigh = ModelGuide.weigh
-    monkeypatch.setattr(ModelGuide, "weigh", lambda *args: asked.append(1) or weigh(*args))
-    counts = {}
-    for spare in (0, 20, 400):
-        monkeypatch.setattr(recsys_search, "SPARE", spare)
-        asked.clear()
-        for history in USERS:
-            for length in ("auto", 1):
-                found = recommend(model, [history], k=4, width=6, catalogue=SHOP, drafter=perturbed(model, 0.5), draft_length=length)
-                assert found.items == recommend(model, [history], k=4, catalogue=SHOP, method="plain").items
-        counts[spare] = len(asked)
-    assert counts[0] > counts[20] > counts[400]
 
 
 def test_what_cannot_look_ahead_does_not(monkeypatch):

@@ -19,7 +19,6 @@ from mmspec.core.processors.by_row import RowPipelines
 from mmspec.core.rows.changes import join_tensors, refuse_fixed_rows
 from mmspec.core.rules.base import TOKEN_EXACT
 from mmspec.drafters.model.beams import BeamDrafter, BeamSource
-from mmspec.drafters.none import NoDraft
 from mmspec.models.families.registry import family_of
 from mmspec.models.model_checks import check_prompt_ids
 from mmspec.models.proof.require import require
@@ -99,8 +98,10 @@ class RecommendModel:
         trie = catalogue.trie.to(model.device)
         target = beam_target(model, family, trie, settings.beams, width, catalogue.tokens_used)
         source = None if drafter is None else beam_source(drafter, target, settings.beams, width)
-        own = NoDraft() if source is None else BeamDrafter(source, trie, method.spread(settings.beams, width, 1.0))
-        own = look_ahead(own, method, trie, settings.beams, spare_columns(model.device))
+        if source is None:
+            own = look_ahead(method, trie, settings.beams, spare_columns(model.device))
+        else:
+            own = BeamDrafter(source, trie, method.spread(settings.beams, width, 1.0))
         control = control_of(request.draft_length, own, auto=lambda: Fixed(trie.levels - 1), thompson=False, unit="levels")
         found = RecommendModel(model, replace(settings, width=width), method, trie, by_rows(control), source, max_length)
         found._refuse_fixed_rows()
@@ -159,11 +160,12 @@ class RecommendModel:
         rule = replace(
             self.method.rule(trie, settings.beams, temperature), most=torch.tensor([work.beams for work in works], device=device)
         )
-        drafter, width, spare = NoDraft(), 0, 0 if self.method.plain else spare_columns(device)
-        if self.source is not None:
+        if self.source is None:
+            spare = 0 if self.method.plain else spare_columns(device)
+            drafter, width = look_ahead(self.method, trie, settings.beams, spare), settings.beams + spare
+        else:
             width = settings.width or 0
             drafter = BeamDrafter(self.source, trie, self.method.spread(settings.beams, width, temperature))
-        drafter, width = look_ahead(drafter, self.method, trie, settings.beams, spare), max(width, settings.beams + spare)
         pipelines, tokens = RowPipelines(tuple(work.pipeline for work in works)), settings.catalogue.tokens_used
         return Rounds(
             beam_target(self.model, family_of(self.model), trie, settings.beams, width, tokens, pipelines),

@@ -191,7 +191,14 @@ class ImageModel(ABC):
         return self.logits(hidden[:, -keep:]), None
 
     def may_draw(self, token: int) -> bool:
-        """Return False if `token`, an id of the model's vocabulary, is surely no code: a ban of it changes no picture."""
+        """Return whether a token may be a code; a ban of one that is none changes no picture.
+
+        Args:
+            token: an id of the model's vocabulary.
+
+        Returns:
+            False where it is surely none.
+        """
         return True
 
     @property
