@@ -131,9 +131,9 @@ The judge sees all attributes right in {originals} % of held-out originals and i
 
 Held-out captions that no training picture has, drawn by every method, {settings[count]} of them, at temperature 1, top-p
 {settings[top_p]:g} and guidance {settings[guidance]:g}, and read by the judge. Means, and 95 % intervals by bootstrap over
-pictures, those of differences from plain decoding paired. Drift is total variation a code. Distribution-exact methods draw other pictures than plain decoding, so their differences
-are chance. Without top-p plain decoding gets 62.0 % (55.5 to 68.5) of these captions right, at top-p 0.9 74.5 % (68.5 to 80.5)
-(2026-11-28).
+pictures, those of differences from plain decoding paired. Drift is total variation a code. Distribution-exact methods draw other pictures
+than plain decoding, so their differences are chance. Without top-p plain decoding gets 62.0 % (55.5 to 68.5) of these captions right, at
+top-p 0.9 74.5 % (68.5 to 80.5) (2026-11-28).
 
 {rows}
 
