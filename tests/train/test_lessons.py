@@ -15,6 +15,7 @@ from mmspec.train.distillation import Aim, DistillationLoss, Joint, unroll
 from mmspec.train.record import record
 from tests.conftest import llama
 from tests.drafters.runs import greedy, random_prompt, run
+from tests.train.stopping import Stop
 
 KINDS = ("medusa", "hydra", "recurrent", "amphista", "eagle1", "eagle3", "dflash", "dflash2", "dspark", "p-eagle", *SYSTEMS)
 READING = [name for name in KINDS if name in NETS]
@@ -128,11 +129,10 @@ def test_killed_and_resumed_training_ends_with_the_same_weights(big, written, tm
     finals = []
     for name, stops in (("whole", ()), ("cut", (3, 6, 9))):
         for stop in (*stops, None):
-            example, data = example_of(big, written, "eagle1", tmp_path / "states", states=1.0)
+            (example, data), end = example_of(big, written, "eagle1", tmp_path / "states", states=1.0), Stop(stop)
 
-            def loss(module, turn, stop=stop, data=data):
-                if turn == stop:
-                    raise KeyboardInterrupt
+            def loss(module, turn, end=end, data=data):
+                end.check(turn)
                 return module(data.draw(turn, 8))
 
             try:

@@ -14,6 +14,7 @@ from mmspec.train.small_model.architecture import small_model
 from mmspec.train.small_model.loss import SmallModelLoss
 from mmspec.train.small_model.text import TextSource, TrainingText
 from tests.conftest import llama
+from tests.train.stopping import Stop
 from tests.train.test_parallel import PLAN, ROOT, Padder, apart, two
 
 KINDS = ("off-policy", "speculative")
@@ -35,9 +36,10 @@ def trained(target, ids, own, kind: str, checkpoint: Path, stop_at: int | None =
     text = TrainingText(target, ids, own, 2, TextSource(kind=kind, share=0.5, new=6, k=5), rows=4)
     example = SmallModelLoss(model, target, {"kl": 1.0}, logits=50 * 9)
 
+    stop = Stop(stop_at)
+
     def loss(module, turn):
-        if stop_at is not None and turn // here.num_processes >= stop_at:
-            raise InterruptedError
+        stop.check(turn // here.num_processes)
         return module(text.draw(model, turn, 6, here.num_processes))
 
     fit(example, loss, PLAN, checkpoint)
@@ -58,7 +60,7 @@ data = t.made(root / "work")
 found = {kind: t.trained(*data, kind, root / f"{kind}.pt") for kind in t.KINDS}
 try:
     t.trained(*data, "speculative", root / "stopped.pt", stop_at=3)
-except InterruptedError:
+except KeyboardInterrupt:
     found["resumed"] = t.trained(*data, "speculative", root / "stopped.pt")
 loss.shared_counts = local_counts
 found["mutant"] = t.trained(*data, "off-policy", root / "mutant.pt")

@@ -65,6 +65,9 @@ def test_limits_are_checked_before_anything_is_answered(run, tmp_path):
     work = run("--kind", "hivis")
     answers = {path: path.stat().st_mtime_ns for path in work.glob("answers-*.pt")}
     assert answers
+    with pytest.raises(ValueError, match=r"hivis.pt is of another run: loss\.draw"):
+        run("--kind", "hivis", "--opening", "200", "--out", str(tmp_path / "other"))
+    (work / "hivis.pt").unlink()
     run("--kind", "hivis", "--opening", "200", "--out", str(tmp_path / "other"))
     assert {path: path.stat().st_mtime_ns for path in work.glob("answers-*.pt")} == answers
     assert len(list(work.glob("states-*"))) == 2
