@@ -10,8 +10,8 @@ from mmspec.core.beams.trie import Trie
 from mmspec.core.processors.pipeline import Pipeline
 from mmspec.core.protocols import Drafter
 from mmspec.core.rules.base import TOKEN_EXACT
-from mmspec.drafters.descendants import Descendants
 from mmspec.drafters.model.beams import BeamDrafter, BeamModel, BeamSource
+from mmspec.drafters.model.descendants import Descendants
 from mmspec.drafters.none import NoDraft
 from mmspec.models.beam_target import BeamTarget
 from mmspec.models.families.registry import family_of

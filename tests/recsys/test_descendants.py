@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from mmspec.core.beams.trie import NOWHERE
-from mmspec.drafters.descendants import Descendants
+from mmspec.drafters.model.descendants import Descendants
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys import search as recsys_search
 from tests.beam_world import CODES, make, shop, users

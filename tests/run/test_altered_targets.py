@@ -1,5 +1,6 @@
 """Every way to draft tests an altered target before it drafts, in every modality: what is not exact is refused, what is exact goes on."""
 
+import sys
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -210,6 +211,17 @@ BY_NAME = {  # of the ways: torch's int8 linears have no weights that can be rea
     "a hook on the last column": (*(f"pictures, {name}" for name in CASES), "vectors, path", "speech, dia", "speech, higgs", "text"),
 }
 CASES_OF = [(alteration, name) for alteration in WRONG for name in BY_NAME.get(alteration, WAYS)]
+
+
+@pytest.fixture(autouse=True)
+def own_models():
+    """Networks are changed here, and tests keep small ones in caches: whoever comes next makes new ones."""
+    yield
+    for name, module in list(sys.modules.items()):
+        if name.startswith("tests."):
+            for value in list(vars(module).values()):
+                if hasattr(value, "cache_clear"):
+                    value.cache_clear()
 
 
 @pytest.mark.parametrize(("alteration", "name"), CASES_OF)

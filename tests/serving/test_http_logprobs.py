@@ -7,6 +7,8 @@ import pytest
 import torch
 from transformers import RepetitionPenaltyLogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
+from mmspec.models.families.registry import family_of
+from mmspec.models.prompt_proof import note_proven
 from mmspec.serving.engine import Engine
 from tests.conftest import llama
 from tests.serving.web import LIMITS, STORY, running, shared_text
@@ -144,7 +146,9 @@ def test_an_error_of_the_decoding_is_not_the_clients(site, caplog):
         def broken(*_):
             raise ValueError("the inside of a model")
 
-        hook = site.models.text.pair.target.model.register_forward_pre_hook(broken)
+        target = site.models.text.pair.target
+        hook = target.model.register_forward_pre_hook(broken)
+        note_proven(target, family_of(target))  # the self-test that a hook asks for would meet the error first
         try:
             with caplog.at_level(logging.ERROR, "mmspec.serving"), pytest.raises(openai.InternalServerError) as failed:
                 client.completions.create(**options)
