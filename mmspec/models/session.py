@@ -283,9 +283,12 @@ class HFSession(SessionRows):
         committed = self.bound if self.context is None else self.context[0].shape[1]
         needed = committed + columns + 1
         if needed > self.cache.capacity:
+            scratch = self.cache.capacity - 1
             self.cache.reserve(-(-needed // ROUND) * ROUND)
             more = self.ids.new_zeros(len(self.ids), self.cache.capacity - self.ids.shape[1] + 1, *self.ids.shape[2:])
             self.ids = torch.cat([self.ids[:, :-1], more], 1)
+            if self.slots is not None:  # columns without a slot stay in the last one, wherever that is
+                self.slots = self.slots.masked_fill(self.slots == scratch, self.cache.capacity - 1)
 
     def _layout(self, draft: Draft, first: int) -> Layout:
         scratch, self.linear = self.cache.capacity - 1, draft.linear

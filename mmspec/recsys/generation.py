@@ -15,6 +15,7 @@ from mmspec.core.noise import Noise
 from mmspec.core.protocols import Drafter
 from mmspec.core.result import Result
 from mmspec.core.stats import Stats
+from mmspec.drafters.model.descendants import columns_of_a_row
 from mmspec.drafters.none import NoDraft
 from mmspec.models.families.registry import family_of, positions_of
 from mmspec.models.model_checks import check_prompt_ids
@@ -141,7 +142,8 @@ def recommend(
     check_paths_fit(model, inputs, catalogue)
     processors = path_processors(model, family, inputs, catalogue.levels)
     spare = 0 if capture or chosen.plain else spare_columns(device)  # a captured search has one shape a level
-    drafted = width if drafter is not None else beams + spare // max(rows, 1) if spare else 0
+    share = columns_of_a_row(spare, rows)  # without any, the cache grows where codes are forced: slots that stay empty cost every forward
+    drafted = width if drafter is not None else beams + share if share else 0
     target = beam_target(model, family, trie, beams, drafted, catalogue.tokens_used, processors)
     if drafter is None:
         proposer = look_ahead(chosen, trie, beams, spare)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mmspec.core.beams.trie import NOWHERE
+from mmspec.drafters.model import descendants
 from mmspec.drafters.model.descendants import Descendants
 from mmspec.recsys import Catalogue, recommend
 from mmspec.recsys import search as recsys_search
@@ -37,6 +38,7 @@ def kept(step, k):
 
 @pytest.mark.parametrize("family", ["llama", "t5"])
 def test_a_level_whose_descendants_fit_costs_no_forward(family, monkeypatch):
+    monkeypatch.setattr(descendants, "_LEAST", 1)
     model, calls = make(family), []
     for spare in (1, 6, 30, 400):
         monkeypatch.setattr(recsys_search, "SPARE", spare)
@@ -53,11 +55,15 @@ def test_a_level_whose_descendants_fit_costs_no_forward(family, monkeypatch):
 
 
 def test_the_columns_to_spare_are_those_of_the_whole_batch(monkeypatch):
-    monkeypatch.setattr(recsys_search, "SPARE", 100)
+    monkeypatch.setattr(recsys_search, "SPARE", 200)
     model, sizes = make(), []
     found = recommend(model, USERS, k=4, catalogue=SHOP, on_step=lambda step: sizes.extend(step.draft.aux.layers))
     assert sizes
-    assert max(sizes) <= 4 + 100 // len(USERS)
+    assert 4 < max(sizes) <= 4 + 200 // len(USERS)
+    monkeypatch.setattr(recsys_search, "SPARE", 150)  # 30 a row: too few
+    sizes.clear()
+    recommend(model, USERS, k=4, catalogue=SHOP, on_step=lambda step: sizes.extend(step.draft.aux.layers))
+    assert max(sizes, default=0) <= 4
     assert found.items == recommend(model, USERS, k=4, catalogue=SHOP, method="plain").items
 
 

@@ -90,10 +90,20 @@ class Trie:
         tables = {name: getattr(self, name).to(device) for name in ("token", "child", "span")}
         return replace(self, **tables, allowed=allowed, listed=None if self.listed is None else self.listed.to(device), tables={})
 
+    @property
+    def unrestricted(self) -> bool:
+        """True if all paths are allowed in every row."""
+        return self.allowed is None and self.listed is None
+
+    def count_children(self, state: Tensor) -> Tensor:
+        """[B, M] how many children nodes `state` [B, M] have, allowed or not; NOWHERE has none."""
+        node = state.clamp_min(0)
+        return torch.where(state == NOWHERE, 0, self.child[node + 1] - self.child[node])
+
     def children(self, state: Tensor, level: int) -> Children:
         """The allowed children of nodes `state` [B, M] on `level` or deeper; NOWHERE has none."""
         every = self._every_child(state, self.widths[level])
-        if self.allowed is None and self.listed is None:
+        if self.unrestricted:
             return every
         valid, flat = every.valid, every.state.clamp_min(0).flatten(1)
         if self.allowed is not None:

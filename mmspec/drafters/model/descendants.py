@@ -18,6 +18,8 @@ from mmspec.core.records import Budget, Committed, Draft, Scored, Verdict
 from mmspec.core.rows.changes import RowRecord, RowState
 from mmspec.drafters.model.beams import with_level
 
+_LEAST = 32  # as measured: with 16 a row, lists of 50 took 1.08 times the seconds of plain search on a model of 48 layers
+
 
 @dataclass(frozen=True)
 class Descendants(RowRecord):
@@ -26,7 +28,8 @@ class Descendants(RowRecord):
     Args:
         trie: the paths.
         k: beams that the target keeps on every level.
-        spare: draft tokens that a level of the whole batch may have beyond the beams, which would be scored in a round of their own.
+        spare: draft tokens that a level of the whole batch may have beyond the beams, which would be scored in a round of their own; see
+            `columns_of_a_row`.
     """
 
     by_row = ("trie",)
@@ -55,10 +58,13 @@ class DescendantSession(RowState):
     def propose(self, pending: Draft, budget: Budget, noise: Noise) -> Draft:
         """Return the draft of this round; see `DraftSession.propose`."""
         draft, trie, level = pending, self.drafter.trie, pending.aux.level
-        most = self.drafter.k + self.drafter.spare // len(pending.start)
+        most = self.drafter.k + columns_of_a_row(self.drafter.spare, len(pending.start))
         for depth in range(min(budget.length, trie.levels - level - 1)):  # a round commits one level without a draft
             parents = draft.aux.layers[-1] if depth else draft.aux.beams
-            children = trie.children(draft.aux.state[:, draft.size - parents :], level + depth)
+            state = draft.aux.state[:, draft.size - parents :]
+            if state.is_cpu and trie.unrestricted and int(trie.count_children(state).sum(1).max()) > most:
+                break  # most levels end here, at a look-up for each beam and not for each child
+            children = trie.children(state, level + depth)
             index = _every_child(children, depth < budget.draft_tokens, most)
             if index is None:
                 break
@@ -69,6 +75,20 @@ class DescendantSession(RowState):
     def observe(self, draft: Draft, scored: Scored, verdict: Verdict, committed: Committed) -> None:
         """Take in the verdict of the round; see `DraftSession.observe`."""
         pass
+
+
+def columns_of_a_row(spare: int, rows: int) -> int:
+    """Return how many draft tokens a row's level may have beyond its beams.
+
+    Few of them rarely hold a level, and a batch waits for the row whose level is widest: with less than `_LEAST`, codes that are forced are
+    all that is drafted.
+
+    Args:
+        spare: draft tokens of the whole batch.
+        rows: rows of the batch.
+    """
+    share = spare // max(rows, 1)
+    return share if share >= _LEAST else 0
 
 
 def _every_child(children: Children, rows: Tensor, most: int) -> Tensor | None:

@@ -161,8 +161,7 @@ class RecommendModel:
             self.method.rule(trie, settings.beams, temperature), most=torch.tensor([work.beams for work in works], device=device)
         )
         if self.source is None:
-            spare = 0 if self.method.plain else spare_columns(device)
-            drafter, width = look_ahead(self.method, trie, settings.beams, spare), settings.beams + spare
+            drafter, width = look_ahead(self.method, trie, settings.beams, spare_columns(device)), 0  # the cache grows where it is needed
         else:
             width = settings.width or 0
             drafter = BeamDrafter(self.source, trie, self.method.spread(settings.beams, width, temperature))
