@@ -58,7 +58,7 @@ def forward_cost(width: int, layers: int, rounds: int) -> tuple[float, float]:
 
 def compare(target: LlamaForCausalLM, k: int, users: list, drafters: dict, catalogue: object) -> None:
     """Print calls, equal lists and the ratio of plain to strict seconds, by drafter and width."""
-    ways: dict[str, dict] = {"plain": {"method": "plain"}}
+    ways: dict[str, dict] = {"plain": {"method": "plain"}, "no drafter (looks ahead)": {}}
     ways |= {f"{name}, width {n}K": {"drafter": drafter, "width": n * k} for name, drafter in drafters.items() for n in (1, 2, 4)}
     seconds, calls, same = ({name: [] for name in ways} for _ in range(3))
     for user in users:
