@@ -111,7 +111,7 @@ ROWS: dict[str, dict[str, Row]] = {
         "no drafter, deep target": _of(RESULTS, TREES, "| layer-skip | chain"),
         "answers of one kind": _of(DRAFTERS_PAGE, "Pools of earlier answers", "|"),
         "images of continuous tokens": _of(CONTINUOUS, "Inside the chain", "| 64 | 1 | 2.95", "| 64 | 8 | 2.04", "| 64 | `chain`"),
-        "recommendations": _of(RESULTS, BEAMS, "| `model`, width 4K |"),
+        "recommendations": _of(RESULTS, BEAMS, "| `model`, width 4K |", "| `recsys` looks ahead |", "| `recsys-deep` looks ahead |"),
     },
     "docs/start/assisted-generation.md": {
         "greedy, chain": _of(RESULTS, PAIR, "| transformers assisted | 2.98", "| mmspec | 2.98"),
