@@ -49,10 +49,11 @@ def write_counts(folder: Path, catalogue: Any, past: Any, test: Any, neighbours:
 
 
 def write_model(folder: Path, model: Any) -> None:
-    """Write a transformers model with tied embeddings in half precision, as `mmspec.minis.weights.llama` reads it; an older one goes."""
+    """Write a transformers model with tied embeddings, its weights as bytes, as `mmspec.minis.weights.llama` reads it."""
+    from mmspec.utils.packing import packed
     from mmspec.utils.weights import write_folder
 
-    weights = {name: weight.half() for name, weight in model.state_dict().items() if name != "lm_head.weight"}
+    weights = packed({name: weight for name, weight in model.state_dict().items() if name != "lm_head.weight"})
     write_folder(folder, json.loads(model.config.to_json_string()), weights, lambda found: (found / "config.json").exists())
 
 
@@ -107,7 +108,7 @@ on a machine without a GPU.
 - Semantic ids: residual k-means of the items' embeddings, four levels of 64 codes, every item's its own (`catalogue.parquet`).
 - Recipes ({steps} steps of 96 histories for the target). `figures.json` holds all they measured.{begun}
 {recipes}
-- Weights are stored in float16 and run in float32. Licence of weights and data: Apache-2.0.
+- Weights are stored in float16, those of the drafter `model` as bytes, and run in float32. Licence of weights and data: Apache-2.0.
 
 The last item of {users} test histories among the ten best:
 

@@ -22,6 +22,7 @@ from mmspec.train.record import record
 from mmspec.utils.recipe_files import FOLDERS
 from tests.conftest import llama
 from tests.forked import Started
+from tests.train.stopping import Stop
 
 ROOT = Path(__file__).parents[2]
 PLAN = Fit(steps=4, lr=1e-2, warmup=0, checkpoint_every=2)
@@ -58,10 +59,10 @@ def trained(target, data, checkpoint: Path, stop_at: int | None = None) -> dict[
     if hasattr(net, "start_from"):
         net.start_from(target)
     example = DistillationLoss(net, target.double(), Aim(depth=3)).double()
+    stop = Stop(stop_at)
 
     def loss(module, turn):
-        if stop_at is not None and turn // here.num_processes >= stop_at:
-            raise InterruptedError
+        stop.check(turn // here.num_processes)
         window = data.draw(turn, 6, 2, processes=here.num_processes)
         total = None if window.total is None else window.total.double()
         return module(replace(window, features=window.features.double(), last=window.last.double(), total=total))
@@ -88,7 +89,7 @@ target, data = t.made(root / "work")
 found = {"whole": t.trained(target, data, root / "whole.pt")}
 try:
     t.trained(target, data, root / "stopped.pt", stop_at=3)
-except InterruptedError:
+except KeyboardInterrupt:
     found["resumed"] = t.trained(target, data, root / "stopped.pt")
 distillation.shared_counts = t.local_counts
 found["mutant"] = t.trained(target, data, root / "mutant.pt")
