@@ -1,6 +1,7 @@
 """Modules and names of 0.1 still work, with a DeprecationWarning that names the new place."""
 
 import importlib
+import sys
 import warnings
 
 import pytest
@@ -9,6 +10,15 @@ import mmspec
 from mmspec.utils import renamed
 
 MODULES = sorted(renamed._modules())
+
+
+@pytest.fixture(scope="module", autouse=True)
+def the_function_of_a_name_again():
+    """An import of mmspec.text.speculate puts a module, which can be called, in the place of the function: other tests get the function."""
+    function = mmspec.text.speculate
+    yield
+    mmspec.text.speculate = function
+    sys.modules.pop("mmspec.text.speculate")
 
 
 @pytest.mark.parametrize("module", MODULES)

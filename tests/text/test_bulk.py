@@ -32,7 +32,8 @@ def test_a_job_is_plain_generation_of_each_line_with_its_own_seed(pair, source, 
             record = json.loads(line)
             out = pair.generate(pair.inputs([record["prompt"]]), seed=7 + index, drafter=None)
             ids = out.sequences[0, : out.lengths[0]].tolist()
-            expected.append({"index": index, **record, "text": pair.decode(ids), "tokens": ids})
+            told = {"text": pair.decode(ids), "tokens": ids, "finish_reason": out.finish_reasons[0]}
+            expected.append({"index": index, **record, **told})
     assert len({tuple(row["tokens"]) for row in expected}) > 1
     for shard_size, batch_size in ((4, 3), (100, 8)):
         work, out = Continue(pair), tmp_path / f"{shard_size}"
