@@ -15,8 +15,10 @@ from mmspec.models.module_copy import own_copy
 from mmspec.models.recurrent.mixer_run import MixerRun
 from mmspec.models.slot_cache import SlotCache
 from tests.conftest import llama
-from tests.hybrids import HYBRIDS, small
+from tests.hybrids import MAKERS, small
 from tests.sizes import STATES
+
+NEW = pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
 
 WIDTH, COLUMNS = 32, 7
 
@@ -41,7 +43,8 @@ def away(found: States, right: States) -> float:
     return max(float((one - other).abs().max()) for one, other in pairs if one is not None and other is not None)
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@NEW
+@pytest.mark.parametrize("name", MAKERS)
 @torch.no_grad()
 def test_several_columns_behind_a_state_are_single_columns_in_turn(name):
     run, _ = first_run(name)
@@ -62,7 +65,8 @@ def test_several_columns_behind_a_state_are_single_columns_in_turn(name):
     assert away(begun, kept) == 0, "states that were given have changed"
 
 
-@pytest.mark.parametrize("name", [name for name in ("Mamba", "Falcon-Mamba", "Jamba") if STATES])
+@NEW
+@pytest.mark.parametrize("name", ["Mamba", "Falcon-Mamba", "Jamba"])
 @torch.no_grad()
 def test_scans_that_begin_at_zero_are_continued(name):
     run, module = first_run(name)
@@ -78,7 +82,7 @@ def test_scans_that_begin_at_zero_are_continued(name):
     assert (hooked.over(x[:, 3:], begun)[0] - whole[:, 3:]).abs().max() < 1e-5  # column by column
 
 
-@pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
+@NEW
 @torch.no_grad()
 def test_single_columns_write_in_place():
     run, module = first_run("Mamba-2")

@@ -11,8 +11,10 @@ from mmspec.core.records import Draft
 from mmspec.models.families.registry import family_of
 from mmspec.models.recurrent.memory import states_memory
 from mmspec.models.target import HFTarget
-from tests.hybrids import HYBRIDS, prompts, small
-from tests.sizes import LLAMA, STATES
+from tests.hybrids import MAKERS, prompts, small
+from tests.sizes import LLAMA
+
+NEW = pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
 
 ATTENTION = (5, 15, 25, 35)
 GRANITE_SMALL = {
@@ -38,7 +40,8 @@ def held(session: Any) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in parts.values())
 
 
-@pytest.mark.parametrize("name", HYBRIDS)
+@NEW
+@pytest.mark.parametrize("name", MAKERS)
 def test_a_session_holds_what_is_computed(name):
     model = small(name)
     memory = states_memory(model.config, torch.float32)
@@ -60,7 +63,7 @@ def test_a_session_holds_what_is_computed(name):
     assert held(session) == 2 * memory.row
 
 
-@pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
+@NEW
 def test_the_docs_say_what_is_computed():
     text = (Path(__file__).parents[2] / "docs/text.md").read_text(encoding="utf-8")
     for name, config in PUBLISHED.items():
