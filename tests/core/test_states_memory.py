@@ -12,7 +12,7 @@ from mmspec.models.families.registry import family_of
 from mmspec.models.recurrent.memory import states_memory
 from mmspec.models.target import HFTarget
 from tests.hybrids import MAKERS, prompts, small
-from tests.sizes import LLAMA
+from tests.sizes import LLAMA, STATES
 
 NEW = pytest.mark.skipif(not STATES, reason="needs transformers 5.23")
 
